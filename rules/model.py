@@ -1,0 +1,175 @@
+"""The values everything else speaks in: what manifests declare, what a namespace looks like,
+and the rules that lie between the two."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+
+from rules.ports import PortRange
+
+Address = IPv4Address | IPv6Address
+InterfaceAddress = IPv4Interface | IPv6Interface
+
+
+class Family(enum.Enum):
+    """An address family, by the name nftables gives it."""
+
+    IP = "ip"
+    IP6 = "ip6"
+
+    @staticmethod
+    def of(address: Address | InterfaceAddress) -> "Family":
+        return Family.IP if address.version == 4 else Family.IP6
+
+
+class Protocol(enum.Enum):
+    """A transport protocol that has ports."""
+
+    TCP = "tcp"
+    UDP = "udp"
+
+
+class Chain(enum.Enum):
+    """A place on the packet's way where we hold rules."""
+
+    PREROUTING = "prerouting"
+    OUTPUT = "output"
+    POSTROUTING = "postrouting"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Ports of one protocol that a machine wants forwarded."""
+
+    protocol: Protocol
+    ports: PortRange
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """The guest's address in one family, and the gateway its network gives it."""
+
+    address: Address
+    gateway: Address | None = None  # None: the guest was placed outside the VM network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Masquerade:
+    """The interface of a machine that is ours to forward to."""
+
+    name: str
+    entry: str | None  # the link traffic enters on; None: to be found in the namespace
+    guests: tuple[Guest, ...]
+    claims: tuple[Claim, ...] | None  # None: nothing is declared, so everything is forwarded
+
+
+@dataclass(frozen=True, slots=True)
+class NotOurs:
+    """A valid interface that gets no rule from us, and why."""
+
+    interface: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One VirtualMachine or VirtualMachineInstance."""
+
+    kind: str
+    namespace: str
+    name: str
+    netns: str
+    masquerade: Masquerade | None
+    not_ours: tuple[NotOurs, ...] = ()
+    origin: str = ""  # file:line, for messages
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.namespace}/{self.name}"
+
+    @property
+    def owner(self) -> str:
+        """Who the machine's rules belong to."""
+        return f"{self}/{self.masquerade.name}" if self.masquerade else str(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A network device in a namespace, with its addresses."""
+
+    name: str
+    addresses: tuple[InterfaceAddress, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a namespace has that forwarding depends on."""
+
+    links: tuple[Link, ...]
+    default_link: str | None = None  # where the default route leads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One NAT rule, whichever subsystem holds it.
+
+    In prerouting and output it sends packets to `to`. In postrouting it gives them the source
+    address `to`, or that of the link they leave on where `to` is None.
+    """
+
+    chain: Chain
+    family: Family
+    owner: str
+    protocol: Protocol | None = None
+    ports: PortRange | None = None
+    interface: str | None = None  # the link entered on; in postrouting, the link left on
+    source: Address | None = None
+    destination: Address | None = None
+    to: Address | None = None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sysctl:
+    """A kernel setting of a namespace, by its dotted name; a link's own dots are slashes."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A rule as the kernel holds it."""
+
+    rule: Rule
+    handle: int
+    packets: int = 0
+    octets: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A rule in our table that is not of our making."""
+
+    chain: str
+    handle: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What a namespace holds of ours."""
+
+    live: tuple[Live, ...] = ()
+    foreign: tuple[Foreign, ...] = ()
+    chains: frozenset[Chain] = frozenset()
+    table: bool = False
+    unsound: str = ""  # why the table must be made anew, if it must
+    sysctls: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desired:
+    """What a namespace should hold."""
+
+    rules: frozenset[Rule] = frozenset()
+    sysctls: frozenset[Sysctl] = frozenset()
