@@ -167,9 +167,18 @@ class Observed:
     sysctls: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A machine that cannot be served yet; what already runs for it stays."""
+
+    owner: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desired:
     """What a namespace should hold."""
 
     rules: frozenset[Rule] = frozenset()
     sysctls: frozenset[Sysctl] = frozenset()
+    pending: tuple[Pending, ...] = ()

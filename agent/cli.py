@@ -1,0 +1,210 @@
+"""The command line: options in, exit codes out. What a command does is in agent.commands."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from agent import commands
+from agent.commands import Console
+from agent.errors import Failure
+from agent.reconcile import Kernel
+
+USAGE = 64
+
+Command = Callable[..., int]
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code."""
+    try:
+        return int(portranger.main(args=list(arguments), standalone_mode=False) or 0)
+    except click.exceptions.Abort:
+        print("portranger: interrupted; nothing was changed by the last step.", file=sys.stderr)
+        return 1
+    except click.ClickException as error:
+        error.show()
+        return USAGE
+    except Failure as failure:
+        print(f"portranger: {failure}", file=sys.stderr)
+        return failure.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _console(color: str | None = None) -> Console:
+    return Console(sys.stdout, sys.stderr, sys.stdin.buffer.read, _colored(color))
+
+
+def _colored(asked: str | None) -> bool:
+    """--color over NO_COLOR over TERM=dumb over whether a person is looking."""
+    if asked in ("always", "never"):
+        return asked == "always"
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return sys.stdout.isatty()
+
+
+def _kernel() -> Kernel:
+    from agent.kernel.live import LiveKernel  # not loaded by commands that touch no kernel
+
+    return LiveKernel()
+
+
+def _confirm(yes: bool) -> Callable[[str], bool]:
+    def ask(question: str) -> bool:
+        if yes:
+            return True
+        try:
+            return click.confirm(question, err=True)
+        except click.exceptions.Abort:
+            click.echo(err=True)
+            return False
+
+    return ask
+
+
+files = click.option(
+    "-f",
+    "--file",
+    "paths",
+    multiple=True,
+    required=True,
+    metavar="PATH",
+    help="A manifest, a directory of them, or - for standard input; may be repeated.",
+)
+one_netns = click.option(
+    "--netns",
+    metavar="NS",
+    help="Put every manifest into this namespace: a name, a path or pid:N.",
+)
+many_netns = click.option(
+    "--netns",
+    multiple=True,
+    metavar="NS",
+    help="A namespace by name, path or pid:N; may be repeated. Without it, all that have a name.",
+)
+backend = click.option(
+    "--backend",
+    type=click.Choice(["auto", "nftables"]),
+    default="auto",
+    help="Which tables of the kernel to use.",
+)
+color = click.option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    is_flag=False,
+    flag_value="always",
+    default="auto",
+    help="Whether to colour the plan.",
+)
+yes = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 failed, 2 changes (plan --detailed-exitcode), 64 usage, "
+    "65 bad manifest, 69 backend missing, 75 try again, 77 not permitted, 78 bad configuration.",
+)
+@click.version_option(package_name="portranger")
+def portranger() -> None:
+    """One DNAT rule per contiguous port range of a virtual machine, in the right namespace."""
+
+
+@portranger.command()
+@files
+def validate(paths: tuple[str, ...]) -> int:
+    """Check manifests: every problem in them, or that all are valid."""
+    return commands.validate(paths, _console())
+
+
+@portranger.command()
+@files
+@one_netns
+@click.option(
+    "--against",
+    type=click.Choice(["live", "empty"]),
+    default="live",
+    help="Compare with the kernel, or with nothing (needs no root and no kernel).",
+)
+@click.option("-o", "--output", type=click.Choice(["text", "json", "nft"]), default="text")
+@click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 if there are changes.")
+@backend
+@color
+def plan(**options: Any) -> int:
+    """Show what apply would change, and change nothing."""
+    return commands.plan(
+        options["paths"],
+        _console(options["color"]),
+        kernel=_kernel() if options["against"] == "live" else None,
+        netns=options["netns"],
+        output=options["output"],
+        detailed=options["detailed_exitcode"],
+    )
+
+
+@portranger.command()
+@files
+@one_netns
+@backend
+@color
+@yes
+def apply(**options: Any) -> int:
+    """Make the namespaces of these manifests hold what they declare, and nothing else of ours."""
+    return commands.apply(
+        options["paths"],
+        _console(options["color"]),
+        kernel=_kernel(),
+        netns=options["netns"],
+        confirm=_confirm(options["yes"]),
+    )
+
+
+@portranger.command()
+@many_netns
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
+@backend
+def show(netns: tuple[str, ...], output: str, **_: Any) -> int:
+    """Show what is live, with packets and bytes of each range."""
+    return commands.show(netns, _console(), kernel=_kernel(), output=output)
+
+
+@portranger.command()
+@click.option("-f", "--file", "paths", multiple=True, metavar="PATH", help="Manifests to ask.")
+@click.option("--live", is_flag=True, help="Ask the kernel instead of manifests.")
+@click.option("--netns", metavar="NS", help="Only this namespace.")
+@click.option("--from", "source", metavar="ADDR", help="Who sends; 127.0.0.1 for the inside.")
+@click.argument("what", metavar="PROTO/PORT")
+@backend
+def explain(**options: Any) -> int:
+    """Say which rule of which owner takes a packet where, or why none does."""
+    if bool(options["paths"]) == options["live"]:
+        raise click.UsageError("Give either -f PATH or --live.")
+    return commands.explain(
+        options["what"],
+        _console(),
+        paths=options["paths"],
+        kernel=_kernel() if options["live"] else None,
+        netns=options["netns"],
+        source=options["source"],
+    )
+
+
+@portranger.command()
+@many_netns
+@backend
+@yes
+def clear(netns: tuple[str, ...], yes: bool, **_: Any) -> int:
+    """Remove everything of ours from namespaces."""
+    return commands.clear(netns, _console(), kernel=_kernel(), confirm=_confirm(yes))
+
+
+@portranger.command()
+def demo() -> int:
+    """Build namespaces of its own, forward ports, prove it with packets, clean up."""
+    from agent.demo import demonstrate  # builds links with pyroute2, which is slow to load
+
+    return demonstrate(_console())

@@ -1,0 +1,42 @@
+"""What can go wrong outside the core, each with an exit code and a way out for the user."""
+
+
+class Failure(Exception):
+    """Something failed; says what, and what to do about it."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        super().__init__(f"{what}. {fix}." if fix else f"{what}.")
+
+
+class Usage(Failure):
+    """The command line makes no sense."""
+
+    exit_code = 64
+
+
+class BackendMissing(Failure):
+    """The kernel or a library lacks what we need."""
+
+    exit_code = 69
+
+
+class TryAgain(Failure):
+    """The same call may succeed later."""
+
+    exit_code = 75
+
+
+class NoNamespace(TryAgain):
+    """A network namespace is not there, or is there no longer."""
+
+
+class Stale(TryAgain):
+    """Somebody changed the tables between our look and our commit."""
+
+
+class NotPermitted(Failure):
+    """We lack a capability."""
+
+    exit_code = 77

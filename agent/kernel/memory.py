@@ -1,0 +1,94 @@
+"""A kernel in memory that behaves as the real one does, for tests and for trying things out.
+
+It takes the same plans, numbers its rules, keeps their counters while they are not rewritten, and
+refuses a whole commit for one stale handle.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from agent.errors import NoNamespace, Stale
+from rules.model import Foreign, Live, Observed, Rule, Surroundings
+from rules.plan import Plan, Table
+
+
+class MemoryNamespace:
+    """One namespace of the kernel in memory."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self.held = Observed()
+        self.settings: dict[str, str] = {}
+        self.links = surroundings
+        self._handle = 0
+
+    def surroundings(self) -> Surroundings:
+        return self.links
+
+    def observe(self, sysctls: Iterable[str] = ()) -> Observed:
+        settings = {name: self.settings.get(name, "0") for name in sysctls}
+        return replace(self.held, sysctls=settings)
+
+    def commit(self, plan: Plan) -> None:
+        held = self._changed(plan)
+        self.settings |= {change.name: change.after for change in plan.sysctls}
+        self.held = held
+
+    def insert(self, rule: Rule | Foreign) -> None:
+        """What a stranger does: puts a rule into our table."""
+        handle = self._next()
+        if isinstance(rule, Foreign):
+            foreign = (*self.held.foreign, replace(rule, handle=handle))
+            self.held = replace(self.held, foreign=foreign)
+        else:
+            self.held = replace(self.held, live=(*self.held.live, Live(rule, handle)))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _changed(self, plan: Plan) -> Observed:
+        if plan.table is Table.DELETE:
+            return Observed()
+        if self.held.table is (plan.table is Table.CREATE):
+            raise Stale("the table came or went while we looked at it")
+        remade = plan.table is Table.REMAKE
+        gone = {old.handle for old in plan.remove} | {live.handle for live, _ in plan.change}
+        handles = {live.handle for live in self.held.live} | {f.handle for f in self.held.foreign}
+        if not gone <= handles:
+            raise Stale("a rule went while we looked at it")
+        written = [*(new for _, new in plan.change), *plan.add]
+        chains = {*plan.chains, *(() if remade else self.held.chains)}
+        kept = tuple(live for live in self.held.live if live.handle not in gone)
+        if remade:
+            written = [*(live.rule for live in plan.unchanged), *written]
+            kept = ()
+            chains = {rule.chain for rule in written}
+        return Observed(
+            live=(*kept, *(Live(rule, self._next()) for rule in written)),
+            foreign=() if remade else self._strangers(gone),
+            chains=frozenset(chains),
+            table=True,
+        )
+
+    def _strangers(self, gone: set[int]) -> tuple[Foreign, ...]:
+        return tuple(rule for rule in self.held.foreign if rule.handle not in gone)
+
+    def _next(self) -> int:
+        self._handle += 1
+        return self._handle
+
+
+class MemoryKernel:
+    """Namespaces by name."""
+
+    def __init__(self, spaces: dict[str, MemoryNamespace]) -> None:
+        self.spaces = spaces
+
+    def names(self) -> list[str]:
+        return sorted(self.spaces)
+
+    @contextmanager
+    def opened(self, netns: str) -> Iterator[MemoryNamespace]:
+        if netns not in self.spaces:
+            raise NoNamespace(f"there is no network namespace {netns}")
+        yield self.spaces[netns]

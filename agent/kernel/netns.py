@@ -1,0 +1,105 @@
+"""Network namespaces: finding them by name, path or process, and stepping in and out of them."""
+
+import ctypes
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent.errors import Failure, NoNamespace, NotPermitted
+
+RUN = Path("/run/netns")
+CLONE_NEWNET = 0x40000000
+
+
+def names() -> list[str]:
+    """The namespaces that have a name on this machine."""
+    try:
+        return sorted(entry.name for entry in RUN.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+@contextmanager
+def opened(netns: str) -> Iterator[int]:
+    """A descriptor of the namespace; it keeps the namespace alive while it is open."""
+    try:
+        descriptor = os.open(_path(netns), os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError, ProcessLookupError) as error:
+        raise _missing(netns) from error
+    except PermissionError as error:
+        raise NotPermitted(
+            f"may not open namespace {netns}", "Run as root, or with CAP_SYS_PTRACE"
+        ) from error
+    except OSError as error:
+        raise Failure(f"cannot open namespace {netns}: {error.strerror}") from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def inside(descriptor: int, netns: str) -> Iterator[None]:
+    """This thread in that namespace; a thread that cannot come home must not go on."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _enter(descriptor, netns)
+        try:
+            yield
+        finally:
+            _come_home(home)
+    finally:
+        os.close(home)
+
+
+def _enter(descriptor: int, netns: str) -> None:
+    try:
+        _setns(descriptor)
+    except PermissionError as error:
+        raise NotPermitted(
+            f"may not enter namespace {netns}", "Run as root, or with CAP_SYS_ADMIN"
+        ) from error
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise _missing(netns) from error
+        raise Failure(f"cannot enter namespace {netns}: {error.strerror}") from error
+
+
+def _come_home(home: int) -> None:
+    try:
+        _setns(home)
+    except OSError as error:
+        print(f"portranger: lost in a foreign namespace ({error}); ending", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _setns(descriptor: int) -> None:
+    if _libc.setns(descriptor, CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _path(netns: str) -> Path:
+    if "/" in netns:
+        return Path(netns)
+    if netns.startswith("pid:"):
+        return Path("/proc", netns.removeprefix("pid:"), "ns/net")
+    named = RUN / netns
+    if netns.isdecimal() and not named.exists():
+        return Path("/proc", netns, "ns/net")
+    return named
+
+
+def _missing(netns: str) -> NoNamespace:
+    fix = f"Create it (ip netns add {netns})" if "/" not in netns else "Create it"
+    return NoNamespace(
+        f"there is no network namespace {netns}",
+        f"{fix}, or name another with --netns or the annotation portranger.io/netns",
+    )

@@ -1,0 +1,70 @@
+"""Our nftables table in one namespace, through libnftables and in this process.
+
+A context belongs to the namespace it was made in and keeps that alive: close it soon. It must not
+be shared between threads.
+"""
+
+import ctypes
+
+import nftables
+
+from agent.errors import BackendMissing, Failure, NotPermitted, Stale
+from rules.model import Observed
+from rules.nft import NAME, decode, encode
+from rules.plan import Plan, Table
+
+LIBRARY = "libnftables.so.1"
+LIST = {"nftables": [{"list": {"table": {"family": "inet", "name": NAME}}}]}
+MISSING = "No such file or directory"
+STALE = (MISSING, "File exists", "Device or resource busy", "Interrupted system call")
+
+
+class Nftables:
+    """Made by a thread that is in the namespace; it stays there wherever that thread goes."""
+
+    def __init__(self) -> None:
+        try:
+            ctypes.CDLL(LIBRARY)
+        except OSError as error:
+            raise BackendMissing(
+                f"{LIBRARY} is missing", "Run: apt install libnftables1"
+            ) from error
+        self._context = nftables.Nftables(LIBRARY)
+        self._context.set_handle_output(True)
+
+    def observe(self) -> Observed:
+        """What our table holds; nothing where there is none."""
+        code, output, error = self._context.json_cmd(LIST)
+        if code == 0:
+            return decode(output["nftables"])
+        if MISSING in error:
+            return Observed()
+        raise failure(error, Table.KEEP)
+
+    def commit(self, plan: Plan) -> None:
+        """Carry out the plan for the rules, all or nothing."""
+        commands = encode(plan)
+        if commands:
+            code, _, error = self._context.json_cmd({"nftables": commands})
+            if code != 0:
+                raise failure(error, plan.table)
+
+    def close(self) -> None:
+        """Let go of the namespace."""
+        del self._context
+
+
+def failure(error: str, table: Table) -> Failure:
+    """What an error of libnftables means for the user."""
+    gist = next((line for line in error.splitlines() if line.strip()), "no reason given")
+    if "Operation not permitted" in error:
+        return NotPermitted("nftables may not be used", "Run as root, or with CAP_NET_ADMIN")
+    made_anew = table in (Table.CREATE, Table.REMAKE)
+    if "not supported" in error or (made_anew and MISSING in error):
+        return BackendMissing(
+            f"this kernel cannot do NAT in an inet table ({gist})",
+            "It needs Linux 5.2 or later with nf_tables and nft_chain_nat",
+        )
+    if any(words in error for words in STALE):
+        return Stale(f"the table changed while we looked at it ({gist})", "Try again")
+    return Failure(f"nftables refused ({gist})")

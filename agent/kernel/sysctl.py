@@ -1,0 +1,36 @@
+"""Kernel settings of the namespace this thread is in."""
+
+import errno
+from collections.abc import Iterable
+from pathlib import Path
+
+from agent.errors import NotPermitted, TryAgain
+
+ROOT = Path("/proc/sys")
+SWAP = str.maketrans("./", "/.")  # in a dotted name, a slash stands for a dot of a link's name
+
+
+def read(names: Iterable[str]) -> dict[str, str]:
+    """The settings that are there."""
+    values: dict[str, str] = {}
+    for name in names:
+        try:
+            values[name] = (ROOT / name.translate(SWAP)).read_text().strip()
+        except FileNotFoundError:
+            continue
+    return values
+
+
+def write(name: str, value: str) -> None:
+    """Make a setting."""
+    try:
+        (ROOT / name.translate(SWAP)).write_text(value)
+    except FileNotFoundError as error:
+        raise TryAgain(f"there is no setting {name} (its link went away)") from error
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        raise NotPermitted(
+            f"may not set {name}={value}: {error.strerror}",
+            "Run as root with /proc/sys writable, or set it yourself beforehand.",
+        ) from error

@@ -1,0 +1,95 @@
+"""One pass over one namespace: look, plan, commit, look again.
+
+Nothing is remembered between passes. Whatever was left behind by a crash, a stranger or an older
+version is a difference like any other.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from agent.errors import Failure, Stale, TryAgain
+from rules.desired import desire
+from rules.model import Desired, Machine, Observed, Surroundings
+from rules.plan import Plan, diff
+from rules.render import plan_text
+
+ATTEMPTS = 5
+
+
+class Namespace(Protocol):
+    """An opened namespace of some kernel."""
+
+    def surroundings(self) -> Surroundings: ...
+    def observe(self, sysctls: Iterable[str] = ()) -> Observed: ...
+    def commit(self, plan: Plan) -> None: ...
+
+
+class Kernel(Protocol):
+    """Where namespaces are."""
+
+    def names(self) -> list[str]: ...
+    def opened(self, netns: str) -> AbstractContextManager[Namespace]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What to do in a namespace, and towards what."""
+
+    plan: Plan
+    desired: Desired
+
+
+def by_namespace(machines: Iterable[Machine]) -> dict[str, list[Machine]]:
+    """The machines of each namespace, in order of its name."""
+    found: dict[str, list[Machine]] = {}
+    for machine in sorted(machines, key=lambda machine: (machine.netns, machine.owner)):
+        found.setdefault(machine.netns, []).append(machine)
+    return found
+
+
+def intend(netns: str, machines: Sequence[Machine], namespace: Namespace) -> Intent:
+    """What should change, without changing it."""
+    desired = desire(machines, namespace.surroundings())
+    return Intent(diff(netns, desired, _observe(namespace, desired)), desired)
+
+
+def intend_from_nothing(netns: str, machines: Sequence[Machine]) -> Intent:
+    """What would be done in a namespace that is not there to ask."""
+    desired = desire(machines, None)
+    return Intent(diff(netns, desired, Observed()), desired)
+
+
+def converge(netns: str, desired: Desired, namespace: Namespace) -> Plan:
+    """Make it so, and prove it; returns what the last commit did.
+
+    A stranger who edits between our look and our commit makes the commit fail whole, and we look
+    again: a bounded number of times.
+    """
+    done = Plan(netns=netns)
+    for _ in range(ATTEMPTS):
+        plan = diff(netns, desired, _observe(namespace, desired))
+        if plan.empty:
+            return done
+        try:
+            namespace.commit(plan)
+        except Stale:
+            continue
+        done = plan
+    left = diff(netns, desired, _observe(namespace, desired))
+    if left.empty:
+        return done
+    raise _unconverged(left, done)
+
+
+def _observe(namespace: Namespace, desired: Desired) -> Observed:
+    return namespace.observe([sysctl.name for sysctl in desired.sysctls])
+
+
+def _unconverged(left: Plan, done: Plan) -> Failure:
+    what = f"namespace {left.netns} did not become as planned after {ATTEMPTS} attempts"
+    if done.empty:
+        return TryAgain(f"{what}: somebody else keeps changing our table", "Stop them, then retry")
+    lines = "; ".join(line.strip() for line in plan_text(left)[1:])
+    return Failure(f"{what}: {lines}", "Somebody else undoes it, or this kernel differs")

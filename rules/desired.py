@@ -1,0 +1,249 @@
+"""From machines and the namespace they live in to the rules that should be there.
+
+Touching and overlapping ranges of one machine are joined here and every other overlap is a
+conflict, so no two rules of a chain match one packet: their order cannot matter.
+"""
+
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address, IPv6Address
+
+from rules.model import (
+    Address,
+    Chain,
+    Claim,
+    Desired,
+    Family,
+    Guest,
+    Link,
+    Machine,
+    Masquerade,
+    Pending,
+    Protocol,
+    Rule,
+    Surroundings,
+    Sysctl,
+)
+from rules.ports import ALL_PORTS, PortRange, coalesce
+from rules.problems import Problem
+
+LOOPBACK: dict[Family, Address] = {
+    Family.IP: IPv4Address("127.0.0.1"),
+    Family.IP6: IPv6Address("::1"),
+}
+POD_LINK = "eth0"
+LABEL_BYTES = 128  # NFTNL_UDATA_COMMENT_MAXLEN: a rule's comment holds no more
+
+
+def desire(machines: Iterable[Machine], surroundings: Surroundings | None) -> Desired:
+    """What a namespace with these machines should hold.
+
+    Without surroundings there is no namespace to ask: both families are planned for a namespace
+    as KubeVirt sets it up.
+    """
+    rules: set[Rule] = set()
+    sysctls: set[Sysctl] = set()
+    pending: list[Pending] = []
+    for machine in machines:
+        masquerade = machine.masquerade
+        if masquerade is None:
+            continue
+        owner = label(machine.owner)
+        entry = _entry(masquerade, surroundings)
+        families = _families(entry, surroundings)
+        if entry is None or not families:
+            pending.append(Pending(owner, _why_pending(masquerade, entry)))
+            continue
+        for guest in masquerade.guests:
+            if Family.of(guest.address) in families:
+                link, gateway = _guest_side(guest, entry, surroundings)
+                rules.update(_rules(owner, masquerade, guest, entry, link, gateway))
+                there = surroundings is None or any(x.name == link for x in surroundings.links)
+                sysctls.update(_sysctls(Family.of(guest.address), link if there else None))
+    return Desired(
+        rules=frozenset(rules), sysctls=frozenset(sysctls), pending=tuple(sorted(pending, key=str))
+    )
+
+
+def label(owner: str) -> str:
+    """The owner as a rule's comment holds it: cut, and closed with a hash, where it is too long."""
+    if len(owner.encode()) <= LABEL_BYTES:
+        return owner
+    from hashlib import sha256  # only the rare long name pays for loading it
+
+    digest = sha256(owner.encode()).hexdigest()[:16]
+    kept = owner.encode()[: LABEL_BYTES - len(digest) - 1].decode(errors="ignore")
+    return f"{kept}~{digest}"
+
+
+def conflicts(machines: Iterable[Machine]) -> tuple[Problem, ...]:
+    """Every pair of machines of one namespace that claim the same port; neither is guessed."""
+    found: list[Problem] = []
+    spans = sorted(
+        (
+            (machine.netns, claim.protocol.value, claim.ports, machine)
+            for machine in machines
+            if machine.masquerade is not None
+            for claim in _claims(machine.masquerade)
+        ),
+        key=lambda span: (span[0], span[1], span[2], span[3].owner, span[3].origin),
+    )
+    open_spans: list[tuple[str, str, PortRange, Machine]] = []
+    for span in spans:
+        netns, protocol, ports, machine = span
+        open_spans = [
+            earlier
+            for earlier in open_spans
+            if earlier[:2] == (netns, protocol) and earlier[2].last >= ports.first
+        ]
+        found.extend(
+            _conflict(netns, protocol, (earlier[2], earlier[3]), (ports, machine))
+            for earlier in open_spans
+            if earlier[3] is not machine
+        )
+        open_spans.append(span)
+    return tuple(found)
+
+
+def _conflict(
+    netns: str,
+    protocol: str,
+    one: tuple[PortRange, Machine],
+    other: tuple[PortRange, Machine],
+) -> Problem:
+    (ports, machine), (other_ports, other_machine) = one, other
+    file, _, line = other_machine.origin.rpartition(":")
+    return Problem(
+        code="conflict",
+        path=(),
+        what=(
+            f"in namespace {netns}, {protocol} {other_ports} of {other_machine.owner}"
+            f" meets {protocol} {ports} of {machine.owner}"
+            + (f" ({machine.origin})" if machine.origin else "")
+        ),
+        fix="Give each port to one machine, or each machine a namespace of its own.",
+        file=file,
+        line=int(line or 0),
+    )
+
+
+def _claims(masquerade: Masquerade) -> tuple[Claim, ...]:
+    """The fewest claims that hold exactly the declared ports, or all there are."""
+    if masquerade.claims is None:
+        return tuple(Claim(protocol, ALL_PORTS) for protocol in Protocol)
+    return tuple(
+        Claim(protocol, ports)
+        for protocol in Protocol
+        for ports in coalesce(c.ports for c in masquerade.claims if c.protocol is protocol)
+    )
+
+
+def _entry(masquerade: Masquerade, surroundings: Surroundings | None) -> str | None:
+    if surroundings is None:
+        return masquerade.entry or POD_LINK
+    names = {link.name for link in surroundings.links}
+    if masquerade.entry is not None:
+        return masquerade.entry if masquerade.entry in names else None
+    return POD_LINK if POD_LINK in names else surroundings.default_link
+
+
+def _families(entry: str | None, surroundings: Surroundings | None) -> set[Family]:
+    if surroundings is None:
+        return set(Family)
+    return {
+        Family.of(address)
+        for link in surroundings.links
+        if link.name == entry
+        for address in link.addresses
+        if is_global(address.ip)
+    }
+
+
+def is_global(address: Address) -> bool:
+    """Whether others can reach a namespace at this address (Go's IsGlobalUnicast)."""
+    return not (
+        address.is_loopback
+        or address.is_link_local
+        or address.is_multicast
+        or address.is_unspecified
+        or address == IPv4Address("255.255.255.255")
+    )
+
+
+def _why_pending(masquerade: Masquerade, entry: str | None) -> str:
+    if entry is not None:
+        return f"{entry} has no global address yet"
+    if masquerade.entry is not None:
+        return f"there is no link {masquerade.entry} yet"
+    return f"there is neither a link {POD_LINK} nor a default route yet"
+
+
+def _guest_side(
+    guest: Guest, entry: str, surroundings: Surroundings | None
+) -> tuple[str, Address | None]:
+    """The link behind which the guest is, and our own address there."""
+    for link in surroundings.links if surroundings is not None else ():
+        own = _address_facing(guest.address, link)
+        if own is not None and link.name not in (entry, "lo"):
+            return link.name, own
+    return f"k6t-{entry}", guest.gateway
+
+
+def _address_facing(guest: Address, link: Link) -> Address | None:
+    for address in link.addresses:
+        if guest in address.network and guest != address.ip:
+            return address.ip
+    return None
+
+
+def _rules(  # noqa: PLR0913 - one argument for each thing a rule is made of
+    owner: str,
+    masquerade: Masquerade,
+    guest: Guest,
+    entry: str,
+    link: str,
+    gateway: Address | None,
+) -> Iterator[Rule]:
+    family = Family.of(guest.address)
+    loopback = LOOPBACK[family]
+    matches: list[tuple[Protocol | None, PortRange | None]] = [(None, None)]
+    if masquerade.claims is not None:
+        matches = [(claim.protocol, claim.ports) for claim in _claims(masquerade)]
+    for protocol, ports in matches:
+        yield Rule(
+            chain=Chain.PREROUTING,
+            family=family,
+            owner=owner,
+            protocol=protocol,
+            ports=ports,
+            interface=entry,
+            to=guest.address,
+        )
+        if gateway is not None:
+            yield Rule(
+                chain=Chain.OUTPUT,
+                family=family,
+                owner=owner,
+                protocol=protocol,
+                ports=ports,
+                destination=loopback,
+                to=guest.address,
+            )
+    yield Rule(chain=Chain.POSTROUTING, family=family, owner=owner, source=guest.address)
+    if gateway is not None:
+        yield Rule(
+            chain=Chain.POSTROUTING,
+            family=family,
+            owner=owner,
+            interface=link,
+            source=loopback,
+            to=gateway,
+        )
+
+
+def _sysctls(family: Family, link: str | None) -> Iterator[Sysctl]:
+    if family is Family.IP6:
+        yield Sysctl("net.ipv6.conf.all.forwarding", "1")
+        return
+    yield Sysctl("net.ipv4.ip_forward", "1")
+    if link is not None:
+        yield Sysctl(f"net.ipv4.conf.{link.replace('.', '/')}.route_localnet", "1")

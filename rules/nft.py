@@ -1,0 +1,299 @@
+"""Plans to libnftables commands or an nft script, and listings of our table to what is observed.
+
+Comparison happens on decoded values only: nft writes some things differently from how it reads
+them. What does not decode to a rule that we could have written is foreign.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import ip_address
+
+from rules.model import Address, Chain, Family, Foreign, Live, Observed, Protocol, Rule
+from rules.plan import Plan, Table
+from rules.ports import PortRange
+
+NAME = "portranger"
+TABLE = {"family": "inet", "name": NAME}
+PRIORITY = {Chain.PREROUTING: -101, Chain.OUTPUT: -101, Chain.POSTROUTING: 99}
+NFPROTO = {Family.IP: "ipv4", Family.IP6: "ipv6"}
+
+Json = dict[str, object]
+
+
+def encode(plan: Plan) -> list[Json]:
+    """The commands of one transaction; empty where the rules need nothing done."""
+    if plan.table is Table.DELETE:
+        return [{"delete": {"table": TABLE}}]
+    commands = list(_table_commands(plan))
+    commands += [{"add": {"chain": _chain(chain)}} for chain in _new_chains(plan)]
+    commands += [{"delete": {"rule": place}} for place in _deleted(plan)]
+    commands += [{"add": {"rule": _rule(rule)}} for rule in _written(plan)]
+    return commands
+
+
+def script(plan: Plan) -> str:
+    """The same transaction as text for `nft -f`."""
+    if plan.table is Table.DELETE:
+        return f"delete table inet {NAME}\n"
+    lines = {
+        Table.KEEP: [],
+        Table.CREATE: [f"add table inet {NAME}"],
+        Table.REMAKE: [f"delete table inet {NAME}", f"add table inet {NAME}"],
+    }[plan.table]
+    lines += [
+        f"add chain inet {NAME} {chain.value} {{ type nat hook {chain.value}"
+        f" priority {PRIORITY[chain]}; policy accept; }}"
+        for chain in _new_chains(plan)
+    ]
+    lines += [
+        f"delete rule inet {NAME} {place['chain']} handle {place['handle']}"
+        for place in _deleted(plan)
+    ]
+    lines += [f"add rule inet {NAME} {r.chain.value} {statement(r)}" for r in _written(plan)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def statement(rule: Rule) -> str:
+    """A rule in the words of nft."""
+    words: list[str] = []
+    if rule.interface is not None:
+        words.append(f'{_link_key(rule.chain)} "{rule.interface}"')
+    if rule.source is None and rule.destination is None:
+        words.append(f"meta nfproto {NFPROTO[rule.family]}")
+    if rule.source is not None:
+        words.append(f"{rule.family.value} saddr {rule.source}")
+    if rule.destination is not None:
+        words.append(f"{rule.family.value} daddr {rule.destination}")
+    if rule.protocol is not None:
+        words.append(f"{rule.protocol.value} dport {rule.ports}")
+    words.append("counter")
+    words.append(
+        "masquerade" if rule.to is None else f"{_verb(rule.chain)} {rule.family.value} to {rule.to}"
+    )
+    words.append(f'comment "{rule.owner}"')
+    return " ".join(words)
+
+
+def decode(listing: Iterable[Mapping[str, object]]) -> Observed:
+    """What a listing of our table holds."""
+    found: list[Live | Foreign] = []
+    chains: set[Chain] = set()
+    unsound: list[str] = []
+    table = False
+    for entry in listing:
+        ((kind, value),) = entry.items()
+        if not isinstance(value, dict):
+            continue
+        if kind == "table":
+            table = True
+            if value.get("flags"):
+                unsound.append("somebody set flags on the table")
+        elif kind == "chain":
+            chain = _decode_chain(value)
+            if chain is None:
+                unsound.append(f"chain {value.get('name')} is not as we make it")
+            else:
+                chains.add(chain)
+        elif kind == "rule":
+            found.append(_decode_rule(value))
+        elif kind != "metainfo":
+            unsound.append(f"there is a {kind} {value.get('name')} in it that is not ours")
+    return Observed(
+        live=tuple(rule for rule in found if isinstance(rule, Live)),
+        foreign=tuple(rule for rule in found if isinstance(rule, Foreign)),
+        chains=frozenset() if unsound else frozenset(chains),
+        table=table,
+        unsound="; ".join(sorted(set(unsound))),
+    )
+
+
+def _table_commands(plan: Plan) -> Iterator[Json]:
+    if plan.table is Table.REMAKE:
+        yield {"delete": {"table": TABLE}}
+    if plan.table is not Table.KEEP:
+        yield {"add": {"table": TABLE}}
+
+
+def _new_chains(plan: Plan) -> tuple[Chain, ...]:
+    """The chains to create; a table made anew needs those of its unchanged rules too."""
+    if plan.table is not Table.REMAKE:
+        return plan.chains
+    return tuple(c for c in Chain if c in {rule.chain for rule in _written(plan)})
+
+
+def _deleted(plan: Plan) -> Iterator[Json]:
+    if plan.table is Table.REMAKE:
+        return
+    for old in (*plan.remove, *(live for live, _ in plan.change)):
+        chain = old.chain if isinstance(old, Foreign) else old.rule.chain.value
+        yield {"family": "inet", "table": NAME, "chain": chain, "handle": old.handle}
+
+
+def _written(plan: Plan) -> list[Rule]:
+    again = plan.unchanged if plan.table is Table.REMAKE else ()
+    return [*(live.rule for live in again), *(rule for _, rule in plan.change), *plan.add]
+
+
+def _chain(chain: Chain) -> Json:
+    return {
+        "family": "inet",
+        "table": NAME,
+        "name": chain.value,
+        "type": "nat",
+        "hook": chain.value,
+        "prio": PRIORITY[chain],
+        "policy": "accept",
+    }
+
+
+def _rule(rule: Rule) -> Json:
+    return {
+        "family": "inet",
+        "table": NAME,
+        "chain": rule.chain.value,
+        "comment": rule.owner,
+        "expr": [*_matches(rule), {"counter": None}, _verdict(rule)],
+    }
+
+
+def _matches(rule: Rule) -> Iterator[Json]:
+    if rule.interface is not None:
+        yield _equal({"meta": {"key": _link_key(rule.chain)}}, rule.interface)
+    if rule.source is None and rule.destination is None:
+        yield _equal({"meta": {"key": "nfproto"}}, NFPROTO[rule.family])
+    if rule.source is not None:
+        yield _equal(_field(rule.family.value, "saddr"), str(rule.source))
+    if rule.destination is not None:
+        yield _equal(_field(rule.family.value, "daddr"), str(rule.destination))
+    if rule.protocol is not None and rule.ports is not None:
+        first, last = rule.ports.first, rule.ports.last
+        right = first if first == last else {"range": [first, last]}
+        yield _equal(_field(rule.protocol.value, "dport"), right)
+
+
+def _equal(left: Json, right: object) -> Json:
+    return {"match": {"op": "==", "left": left, "right": right}}
+
+
+def _field(protocol: str, field: str) -> Json:
+    return {"payload": {"protocol": protocol, "field": field}}
+
+
+def _verdict(rule: Rule) -> Json:
+    if rule.to is None:
+        return {"masquerade": None}
+    return {_verb(rule.chain): {"family": rule.family.value, "addr": str(rule.to)}}
+
+
+def _verb(chain: Chain) -> str:
+    return "snat" if chain is Chain.POSTROUTING else "dnat"
+
+
+def _link_key(chain: Chain) -> str:
+    return "oifname" if chain is Chain.POSTROUTING else "iifname"
+
+
+def _decode_chain(value: Json) -> Chain | None:
+    for chain in Chain:
+        if all(value.get(key) == want for key, want in _chain(chain).items()):
+            return chain
+    return None
+
+
+def _decode_rule(value: Json) -> Live | Foreign:
+    """The rule, or why it cannot be one of ours: then it is foreign."""
+    chain, handle, expr = value.get("chain"), value.get("handle"), value.get("expr")
+    place = (str(chain), handle if isinstance(handle, int) else 0)
+    try:
+        rule, packets, octets = _parse(Chain(chain), str(value.get("comment", "")), expr)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return Foreign(*place, text=_gist(expr))
+    return Live(rule, place[1], packets, octets)
+
+
+def _parse(chain: Chain, owner: str, expr: object) -> tuple[Rule, int, int]:
+    """Raises for what we could not have written: the ways to differ are too many to name."""
+    if not isinstance(expr, list):
+        raise TypeError(expr)
+    fields: dict[str, object] = {}
+    families: set[Family] = set()
+    counter: Mapping[str, int] = {}
+    done = False
+    for item in expr:
+        ((key, value),) = item.items()
+        if done:
+            raise ValueError(key)
+        if key == "match":
+            _parse_match(chain, value, fields, families)
+        elif key == "counter" and not counter:
+            counter = value
+        elif key in ("dnat", "snat") and key == _verb(chain):
+            if set(value) != {"family", "addr"}:
+                raise ValueError(key)
+            families.add(Family(value["family"]))
+            fields["to"] = ip_address(value["addr"])
+            done = True
+        elif key == "masquerade" and value is None and chain is Chain.POSTROUTING:
+            done = True
+        else:
+            raise ValueError(key)
+    (family,) = families
+    if not done:
+        raise ValueError("no verdict")
+    rule = Rule(chain=chain, family=family, owner=owner, **fields)  # type: ignore[arg-type]
+    return rule, counter["packets"], counter["bytes"]
+
+
+def _parse_match(
+    chain: Chain, match: Mapping[str, object], fields: dict[str, object], families: set[Family]
+) -> None:
+    if match["op"] != "==":
+        raise ValueError(match["op"])
+    left, right = match["left"], match["right"]
+    found: dict[str, object] = {}
+    if left == {"meta": {"key": "nfproto"}}:
+        families.add(_FAMILIES[right])
+    elif left == {"meta": {"key": _link_key(chain)}}:
+        found = {"interface": right}
+    else:
+        protocol, field = _payload(left)
+        if field == "dport":
+            found = {"protocol": Protocol(protocol), "ports": _ports(right)}
+        else:
+            families.add(Family(protocol))
+            found = {_ENDS[field]: _address(right)}
+    if fields.keys() & found.keys():
+        raise ValueError("matched twice")
+    fields.update(found)
+
+
+_FAMILIES: Mapping[object, Family] = {name: family for family, name in NFPROTO.items()}
+_ENDS = {"saddr": "source", "daddr": "destination"}
+
+
+def _payload(left: object) -> tuple[str, str]:
+    protocol, field = left["payload"]["protocol"], left["payload"]["field"]  # type: ignore[index]
+    if left != _field(protocol, field):
+        raise ValueError(left)
+    return protocol, field
+
+
+def _address(right: object) -> Address:
+    if not isinstance(right, str):
+        raise TypeError(right)
+    return ip_address(right)
+
+
+def _ports(right: object) -> PortRange:
+    if isinstance(right, int):
+        return PortRange(right, right)
+    if isinstance(right, dict) and set(right) == {"range"}:
+        first, last = right["range"]
+        return PortRange(first, last)
+    raise ValueError(right)
+
+
+def _gist(expr: object) -> str:
+    """A foreign rule in a few words, for the plan."""
+    if not isinstance(expr, list) or not expr:
+        return "an empty rule"
+    return " ".join(next(iter(item), "?") if isinstance(item, dict) else "?" for item in expr)

@@ -1,0 +1,150 @@
+"""The difference between what should be and what is: a set difference, as a value."""
+
+import enum
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rules.model import Chain, Desired, Foreign, Live, Observed, Rule
+from rules.ports import ALL_PORTS
+
+
+class Table(enum.Enum):
+    """What a plan does to the table (or chains) as a whole."""
+
+    KEEP = "keep"
+    CREATE = "create"
+    REMAKE = "remake"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class SysctlChange:
+    """A setting to be made; before is None where there is no namespace to ask."""
+
+    name: str
+    before: str | None
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to change in one namespace, and how much stays."""
+
+    netns: str
+    table: Table = Table.KEEP
+    unsound: str = ""  # why the table is made anew
+    chains: tuple[Chain, ...] = ()  # to be created
+    add: tuple[Rule, ...] = ()
+    change: tuple[tuple[Live, Rule], ...] = ()
+    remove: tuple[Live | Foreign, ...] = ()
+    unchanged: tuple[Live, ...] = ()
+    sysctls: tuple[SysctlChange, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.same_rules and not self.sysctls
+
+    @property
+    def same_rules(self) -> bool:
+        """Whether the rules need nothing done."""
+        return self.table is Table.KEEP and not (self.add or self.change or self.remove)
+
+
+def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
+    """What leads from the observed to the desired; rules of pending machines stay as they are."""
+    kept_owners = {pending.owner for pending in desired.pending}
+    missing = Counter(desired.rules)
+    unchanged: list[Live] = []
+    surplus: list[Live] = []
+    for live in observed.live:
+        if missing[live.rule] > 0:
+            missing[live.rule] -= 1
+            unchanged.append(live)
+        elif live.rule.owner in kept_owners:
+            unchanged.append(live)
+        else:
+            surplus.append(live)
+    add, change, remove = _pair(surplus, missing.elements())
+    wanted_chains = {rule.chain for rule in desired.rules}
+    return Plan(
+        netns=netns,
+        table=_table(bool(desired.rules) or bool(unchanged), observed),
+        unsound=observed.unsound,
+        chains=tuple(c for c in Chain if c in wanted_chains and c not in observed.chains),
+        add=add,
+        change=change,
+        remove=(*remove, *observed.foreign),
+        unchanged=tuple(sorted(unchanged, key=lambda live: order(live.rule))),
+        sysctls=tuple(
+            SysctlChange(sysctl.name, observed.sysctls.get(sysctl.name), sysctl.value)
+            for sysctl in sorted(desired.sysctls)
+            if observed.sysctls.get(sysctl.name) != sysctl.value
+        ),
+    )
+
+
+def order(rule: Rule) -> tuple[object, ...]:
+    """Where a rule stands in output: by family, chain, link and port."""
+    ports = rule.ports or ALL_PORTS
+    return (
+        rule.family.value,
+        CHAIN_ORDER[rule.chain],
+        rule.interface or "",
+        rule.protocol.value if rule.protocol else "",
+        ports.first,
+        ports.last,
+        str(rule.source),
+        str(rule.destination),
+        str(rule.to),
+        rule.owner,
+    )
+
+
+CHAIN_ORDER = {chain: place for place, chain in enumerate(Chain)}
+
+
+def _table(needed: bool, observed: Observed) -> Table:
+    if not observed.table:
+        return Table.CREATE if needed else Table.KEEP
+    if not needed:
+        return Table.DELETE
+    return Table.REMAKE if observed.unsound else Table.KEEP
+
+
+def _pair(
+    surplus: Iterable[Live], missing: Iterable[Rule]
+) -> tuple[tuple[Rule, ...], tuple[tuple[Live, Rule], ...], tuple[Live, ...]]:
+    """Adds, changes and removes: a change is a rule that goes on serving some of its ports."""
+    new: dict[tuple[object, ...], deque[Rule]] = {}
+    for rule in sorted(missing, key=_by_port):
+        new.setdefault(_place(rule), deque()).append(rule)
+    add: list[Rule] = []
+    change: list[tuple[Live, Rule]] = []
+    remove: list[Live] = []
+    for live in sorted(surplus, key=lambda live: _by_port(live.rule)):
+        candidates = new.get(_place(live.rule), deque())
+        ports = live.rule.ports or ALL_PORTS
+        while candidates and (candidates[0].ports or ALL_PORTS).last < ports.first:
+            add.append(candidates.popleft())
+        if candidates and (candidates[0].ports or ALL_PORTS).first <= ports.last:
+            change.append((live, candidates.popleft()))
+        else:
+            remove.append(live)
+    add.extend(rule for rules in new.values() for rule in rules)
+    return (
+        tuple(sorted(add, key=order)),
+        tuple(sorted(change, key=lambda pair: order(pair[1]))),
+        tuple(sorted(remove, key=lambda live: order(live.rule))),
+    )
+
+
+def _by_port(rule: Rule) -> tuple[object, ...]:
+    return rule.ports or ALL_PORTS, order(rule)
+
+
+def _place(rule: Rule) -> tuple[object, ...]:
+    """Rules that differ in this are never one rule before and after a change."""
+    masquerades = rule.chain is Chain.POSTROUTING and rule.to is None
+    return rule.chain, rule.family, rule.protocol, masquerades

@@ -1,0 +1,190 @@
+"""Plans and rules as people and programs read them: text and JSON."""
+
+from collections.abc import Sequence
+
+from rules.model import Chain, Foreign, Live, Rule
+from rules.plan import Plan, Table, order
+from rules.problems import ABSENT, Problem, shown
+
+FORMAT_VERSION = "1.0"
+
+Json = dict[str, object]
+
+
+def plan_json(plans: Sequence[Plan], problems: Sequence[Problem]) -> Json:
+    """The whole answer of `plan -o json`."""
+    changes = [change for plan in plans for change in _changes(plan)]
+    return {
+        "format_version": FORMAT_VERSION,
+        "changes": changes,
+        "summary": {
+            **{
+                action: sum(change["action"] == action for change in changes)
+                for action in ("add", "change", "remove")
+            },
+            "unchanged": sum(len(plan.unchanged) for plan in plans),
+        },
+        "problems": [problem_json(problem) for problem in problems],
+    }
+
+
+def plan_text(plan: Plan) -> list[str]:
+    """A heading and a line for each change; nothing where there is none."""
+    lines = [f"~ sysctl {s.name} {s.before or '?'} -> {s.after}" for s in plan.sysctls]
+    if plan.table is Table.REMAKE:
+        lines.insert(0, f"~ table inet portranger is made anew: {plan.unsound}")
+    lines += [_line(*entry) for entry in _entries(plan)]
+    return [f"namespace {plan.netns}", *(f"  {line}" for line in lines)] if lines else []
+
+
+def summary(plans: Sequence[Plan]) -> str:
+    """The last line of a plan."""
+    counts = {"add": 0, "change": 0, "remove": 0}
+    for plan in plans:
+        for change in _changes(plan):
+            counts[str(change["action"])] += 1
+    unchanged = sum(len(plan.unchanged) for plan in plans)
+    if not any(counts.values()):
+        return f"No changes. {unchanged} rules match."
+    return (
+        f"Plan: {counts['add']} to add, {counts['change']} to change,"
+        f" {counts['remove']} to remove; {unchanged} unchanged."
+    )
+
+
+def rule_json(rule: Rule) -> Json:
+    """A rule as a plan's JSON has it; what is absent means any."""
+    fields: Json = {
+        "owner": rule.owner,
+        "chain": rule.chain.value,
+        "family": rule.family.value,
+        "action": action(rule),
+        "protocol": rule.protocol.value if rule.protocol else None,
+        "ports": str(rule.ports) if rule.ports else None,
+        "interface": rule.interface,
+        "source": str(rule.source) if rule.source else None,
+        "destination": str(rule.destination) if rule.destination else None,
+        "to": str(rule.to) if rule.to else None,
+    }
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def problem_json(problem: Problem) -> Json:
+    """A problem as JSON; value is there only where the field is."""
+    fields: Json = {
+        "file": problem.file,
+        "line": problem.line,
+        "field": problem.field,
+        "problem": problem.what,
+        "fix": problem.fix,
+        "code": problem.code,
+    }
+    if problem.value is not ABSENT:
+        plain = isinstance(problem.value, str | int | float | bool | None)
+        fields["value"] = problem.value if plain else shown(problem.value)
+    return fields
+
+
+def rule_text(rule: Rule) -> str:
+    """A rule on one line."""
+    link = "to" if rule.chain is Chain.POSTROUTING else "on"
+    what = f"{rule.protocol.value} {rule.ports}" if rule.protocol else "everything"
+    if rule.source is not None:
+        what += f" from {rule.source}"
+    if rule.destination is not None:
+        what += f" to {rule.destination}"
+    if rule.interface is not None:
+        what += f" {link} {rule.interface}"
+    return f"{rule.family.value:3} {rule.chain.value:11} {what} -> {target(rule)}  {rule.owner}"
+
+
+def target(rule: Rule) -> str:
+    """Where a rule sends a packet, or whose address it gives it."""
+    if rule.to is None:
+        return "masquerade"
+    return f"from {rule.to}" if rule.chain is Chain.POSTROUTING else str(rule.to)
+
+
+def action(rule: Rule) -> str:
+    """What kind of translation a rule is."""
+    if rule.chain is not Chain.POSTROUTING:
+        return "dnat"
+    return "masquerade" if rule.to is None else "snat"
+
+
+Old = Live | Foreign | None
+
+
+def _entries(plan: Plan) -> list[tuple[Old, Rule | None]]:
+    """Every rule that changes, as before and after, in the order of output."""
+    entries: list[tuple[Old, Rule | None]] = [
+        *((None, rule) for rule in plan.add),
+        *plan.change,
+        *((old, None) for old in plan.remove),
+    ]
+    return sorted(entries, key=_entry_order)
+
+
+def _entry_order(entry: tuple[Old, Rule | None]) -> tuple[object, ...]:
+    old, rule = entry
+    if isinstance(old, Foreign):
+        return ("~", old.chain, old.handle)  # after every family
+    return order(rule or old.rule)  # type: ignore[union-attr]  # one of the two is there
+
+
+def _action(old: Old, rule: Rule | None) -> str:
+    if old is None:
+        return "add"
+    return "remove" if rule is None else "change"
+
+
+def _line(old: Old, rule: Rule | None) -> str:
+    if isinstance(old, Foreign):
+        return f"- foreign rule in {old.chain}: {old.text}"
+    if old is None:
+        return f"+ {rule_text(rule)}" if rule else ""
+    if rule is None:
+        return f"- {rule_text(old.rule)}"
+    return f"~ {rule_text(rule)}  (was {_was(old.rule, rule)})"
+
+
+def _was(before: Rule, after: Rule) -> str:
+    """What a changed rule was, in as few words as tell it apart."""
+    return ", ".join(
+        str(old) if old is not None else f"any {name}"
+        for name, old, new in (
+            ("port", before.ports, after.ports),
+            ("link", before.interface, after.interface),
+            ("source", before.source, after.source),
+            ("destination", before.destination, after.destination),
+            ("target", before.to, after.to),
+            ("owner", before.owner, after.owner),
+        )
+        if old != new
+    )
+
+
+def _changes(plan: Plan) -> list[Json]:
+    changes: list[Json] = []
+    if plan.table is Table.REMAKE:
+        changes.append({"kind": "table", "before": {"reason": plan.unsound}, "after": {}})
+    for s in plan.sysctls:
+        before, after = {"name": s.name, "value": s.before}, {"name": s.name, "value": s.after}
+        changes.append({"kind": "sysctl", "before": before, "after": after})
+    changes = [{"action": "change", "netns": plan.netns, **change} for change in changes]
+    for old, rule in _entries(plan):
+        changes.append(
+            {
+                "action": _action(old, rule),
+                "netns": plan.netns,
+                "before": _before(old),
+                "after": rule_json(rule) if rule else None,
+            }
+        )
+    return changes
+
+
+def _before(old: Old) -> Json | None:
+    if isinstance(old, Foreign):
+        return {"owner": None, "chain": old.chain, "foreign": old.text}
+    return rule_json(old.rule) if old else None

@@ -1,0 +1,103 @@
+"""A packet's way through a set of rules: the oracle of the tests, and what `explain` answers."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rules.model import Address, Chain, Family, Protocol, Rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packet:
+    """The first packet of a flow, as one chain sees it."""
+
+    family: Family
+    protocol: Protocol
+    port: int
+    interface: str | None = None  # the link entered on; in postrouting, the link left on
+    source: Address | None = None
+    destination: Address | None = None
+
+
+def matches(rule: Rule, packet: Packet) -> bool:
+    """Whether the rule takes the packet."""
+    return (
+        rule.family is packet.family
+        and rule.protocol in (None, packet.protocol)
+        and (rule.ports is None or packet.port in rule.ports)
+        and rule.interface in (None, packet.interface)
+        and rule.source in (None, packet.source)
+        and rule.destination in (None, packet.destination)
+    )
+
+
+def trace(rules: Iterable[Rule], chain: Chain, packet: Packet) -> Rule | None:
+    """The rule of that chain that takes the packet; of a desired set there is never a second."""
+    return next((rule for rule in rules if rule.chain is chain and matches(rule, packet)), None)
+
+
+def explained(
+    rules: Sequence[Rule], protocol: Protocol, port: int, sender: Address | None
+) -> Iterator[str]:
+    """In words, what becomes of a new flow to that port; without a sender, of one from anywhere."""
+    if not rules:
+        yield "nothing of ours is here: no packet is forwarded by us"
+        return
+    for packet, chain, place in _flows(rules, protocol, port, sender):
+        rule = trace(rules, chain, packet)
+        flow = f"{NAMES[packet.family]} {protocol.value}/{port} {place}"
+        yield f"{flow}: {_fate(rule, packet) if rule else _why_not(rules, chain, packet)}"
+
+
+NAMES = {Family.IP: "IPv4", Family.IP6: "IPv6"}
+
+
+def _flows(
+    rules: Sequence[Rule], protocol: Protocol, port: int, sender: Address | None
+) -> Iterator[tuple[Packet, Chain, str]]:
+    """The flows the question is about, each with the chain that decides."""
+    wanted = [Family.of(sender)] if sender is not None else list(Family)
+    for family in wanted:
+        here = [rule for rule in rules if rule.family is family]
+        if sender is not None and any(
+            rule.source == sender and rule.chain is Chain.POSTROUTING and rule.to is None
+            for rule in here
+        ):
+            packet = Packet(family=family, protocol=protocol, port=port, source=sender)
+            yield packet, Chain.POSTROUTING, f"from the guest {sender}"
+        elif sender is not None and sender.is_loopback:
+            packet = Packet(family=family, protocol=protocol, port=port, destination=sender)
+            yield packet, Chain.OUTPUT, f"to {sender} from inside the namespace"
+        else:
+            links = {rule.interface for rule in here if rule.chain is Chain.PREROUTING}
+            for link in sorted(link for link in links if link is not None):
+                packet = Packet(
+                    family=family, protocol=protocol, port=port, interface=link, source=sender
+                )
+                yield (
+                    packet,
+                    Chain.PREROUTING,
+                    f"entering on {link}" + (f" from {sender}" if sender else ""),
+                )
+
+
+def _fate(rule: Rule, packet: Packet) -> str:
+    what = f"{rule.protocol.value} {rule.ports}" if rule.protocol else "everything"
+    if rule.chain is Chain.POSTROUTING:
+        return f"leaves with the address of the link it leaves on, by the rule of {rule.owner}"
+    to = f"[{rule.to}]" if packet.family is Family.IP6 else str(rule.to)
+    return f"goes to {to}:{packet.port}, by the rule for {what} of {rule.owner}"
+
+
+def _why_not(rules: Sequence[Rule], chain: Chain, packet: Packet) -> str:
+    others = sorted(
+        rule.ports
+        for rule in rules
+        if rule.chain is chain
+        and rule.family is packet.family
+        and rule.protocol is packet.protocol
+        and rule.ports is not None
+    )
+    if not others:
+        return f"is not forwarded: no {packet.protocol.value} port is declared"
+    nearest = min(others, key=lambda r: min(abs(r.first - packet.port), abs(r.last - packet.port)))
+    return f"is not forwarded: no range holds it (the nearest declared is {nearest})"
