@@ -20,7 +20,7 @@ Command = Callable[..., int]
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     try:
-        return int(portranger.main(args=list(arguments), standalone_mode=False) or 0)
+        return portranger.main(args=list(arguments), standalone_mode=False) or 0
     except click.exceptions.Abort:
         print("portranger: interrupted; nothing was changed by the last step.", file=sys.stderr)
         return 1
@@ -59,7 +59,7 @@ def _confirm(yes: bool) -> Callable[[str], bool]:
         if yes:
             return True
         try:
-            return click.confirm(question, err=True)
+            return bool(click.confirm(question, err=True))
         except click.exceptions.Abort:
             click.echo(err=True)
             return False

@@ -25,7 +25,7 @@ from rules.model import Address, Desired, Live, Machine, Protocol, Rule
 from rules.plan import Plan, diff, order
 from rules.ports import HIGHEST, LOWEST
 from rules.problems import Problem
-from rules.render import plan_json, plan_text, rule_json, rule_text, summary
+from rules.render import live_text, plan_json, plan_text, rule_json, summary
 from rules.trace import explained
 
 OK, CHANGES, BAD_MANIFEST = 0, 2, 65
@@ -296,10 +296,8 @@ def _say_live(console: Console, found: dict[str, Sequence[Live]]) -> None:
         console.say("Nothing of ours is live. `portranger apply -f FILE` sets it up.")
     for name, live in found.items():
         console.say(f"namespace {name} (nftables)")
-        lines = [(rule_text(one.rule), one) for one in live]
-        width = max((len(text) for text, _ in lines), default=0)
-        for text, one in lines:
-            console.say(f"  {text:{width}}  {one.packets} packets, {one.octets} bytes")
+        for line in live_text(live):
+            console.say(f"  {line}")
 
 
 def _live_rules(kernel: Kernel, netns: str | None) -> dict[str, list[Rule]]:

@@ -33,7 +33,7 @@ def plan_text(plan: Plan) -> list[str]:
     lines = [f"~ sysctl {s.name} {s.before or '?'} -> {s.after}" for s in plan.sysctls]
     if plan.table is Table.REMAKE:
         lines.insert(0, f"~ table inet portranger is made anew: {plan.unsound}")
-    lines += [_line(*entry) for entry in _entries(plan)]
+    lines += _aligned([_line(*entry) for entry in _entries(plan)])
     return [f"namespace {plan.netns}", *(f"  {line}" for line in lines)] if lines else []
 
 
@@ -85,17 +85,26 @@ def problem_json(problem: Problem) -> Json:
     return fields
 
 
-def rule_text(rule: Rule) -> str:
-    """A rule on one line."""
-    link = "to" if rule.chain is Chain.POSTROUTING else "on"
+def live_text(live: Sequence[Live]) -> list[str]:
+    """Rules as they are, a line each, with what went through them."""
+    return _aligned(
+        [
+            [*rule_words(one.rule), f"{one.packets} packets", f"{one.octets} bytes"]
+            for one in sorted(live, key=lambda one: order(one.rule))
+        ]
+    )
+
+
+def rule_words(rule: Rule) -> list[str]:
+    """A rule in the columns of a line: where, what, where to, whose."""
     what = f"{rule.protocol.value} {rule.ports}" if rule.protocol else "everything"
     if rule.source is not None:
         what += f" from {rule.source}"
     if rule.destination is not None:
         what += f" to {rule.destination}"
     if rule.interface is not None:
-        what += f" {link} {rule.interface}"
-    return f"{rule.family.value:3} {rule.chain.value:11} {what} -> {target(rule)}  {rule.owner}"
+        what += f" {'to' if rule.chain is Chain.POSTROUTING else 'on'} {rule.interface}"
+    return [rule.family.value, rule.chain.value, what, f"-> {target(rule)}", rule.owner]
 
 
 def target(rule: Rule) -> str:
@@ -138,14 +147,31 @@ def _action(old: Old, rule: Rule | None) -> str:
     return "remove" if rule is None else "change"
 
 
-def _line(old: Old, rule: Rule | None) -> str:
+def _line(old: Old, rule: Rule | None) -> list[str]:
     if isinstance(old, Foreign):
-        return f"- foreign rule in {old.chain}: {old.text}"
-    if old is None:
-        return f"+ {rule_text(rule)}" if rule else ""
+        return [f"- a foreign rule in {old.chain}: {old.text}"]
     if rule is None:
-        return f"- {rule_text(old.rule)}"
-    return f"~ {rule_text(rule)}  (was {_was(old.rule, rule)})"
+        return _glyphed("-", old.rule) if old else []
+    if old is None:
+        return _glyphed("+", rule)
+    return [*_glyphed("~", rule), f"(was {_was(old.rule, rule)})"]
+
+
+def _glyphed(glyph: str, rule: Rule) -> list[str]:
+    family, *words = rule_words(rule)
+    return [f"{glyph} {family}", *words]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns padded to one width; a row of one word stands for itself."""
+    width: dict[int, int] = {}
+    for row in rows:
+        for column, word in enumerate(row[:-1]):
+            width[column] = max(width.get(column, 0), len(word))
+    return [
+        "  ".join([*(f"{word:{width[i]}}" for i, word in enumerate(row[:-1])), row[-1]])
+        for row in rows
+    ]
 
 
 def _was(before: Rule, after: Rule) -> str:

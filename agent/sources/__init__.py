@@ -1,4 +1,5 @@
-"""Where manifests come from: text becomes plain values with lines, and files a complete snapshot."""
+"""Where manifests come from: text becomes plain values that know their lines, and files become a
+complete snapshot. `CODES` are those of what is wrong before a manifest is even read."""
 
 CODES = {
     "duplicate-machine": "one kind, namespace and name written in two places",

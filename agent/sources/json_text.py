@@ -7,29 +7,26 @@ from collections.abc import Iterator
 
 from rules.problems import OddNumeral, Path, Problem
 
+Document = tuple[object, int]  # the value, and the line it begins on
 Lines = dict[Path, int]
 
-_LONGEST_INTEGER = 20
+_BLANK = " \t\r\n"
+_LONGEST_INTEGER = 20  # beyond 64 bits, where readers give up in different ways
 _MOST_COMMAS = 1_000_000
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
 
 
-class _RepeatedError(Exception):
-    """An object has a key twice."""
-
-
-def parse(text: str) -> tuple[list[tuple[object, int]], list[Problem]] | None:
-    """The document of a text, and every problem met; None if it is not JSON."""
-    if text.lstrip()[:1] not in ("{", "["):
+def parse(text: str) -> tuple[list[Document], list[Problem]] | None:
+    """The document of a text, and every problem met; None if it is not JSON we would read."""
+    start = len(text) - len(text.lstrip(_BLANK))
+    if text[start : start + 1] not in ("{", "[") or text.count(",") > _MOST_COMMAS:
         return None
-    if text.count(",") > _MOST_COMMAS:
-        return None
-    repeated: list[bool] = []
+    repeated = False
 
     def mapping(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        nonlocal repeated
         made = dict(pairs)
-        if len(made) < len(pairs):
-            repeated.append(True)
+        repeated = repeated or len(made) < len(pairs)
         return made
 
     try:
@@ -38,5 +35,69 @@ def parse(text: str) -> tuple[list[tuple[object, int]], list[Problem]] | None:
         )
     except (ValueError, RecursionError):
         return None
-    line = text.count("\n", 0, len(text) - len(text.lstrip())) + 1
-    return [(value, line)], _duplicates(text) if repeated else []
+    line = 1 + text.count("\n", 0, start)
+    return [(value, line)], _repeated(text) if repeated else []
+
+
+def lines(text: str) -> list[Lines]:
+    """The line of every key and list item of a JSON text, a mapping from paths per document."""
+    found: Lines = {}
+    for path, line, _ in _steps(text):
+        found[path] = line
+    return [found]
+
+
+def _integer(text: str) -> int | OddNumeral:
+    return int(text) if len(text) <= _LONGEST_INTEGER else OddNumeral(text)
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _repeated(text: str) -> list[Problem]:
+    return [
+        Problem(
+            code="json-duplicate-key",
+            path=path,
+            what="is written twice in one object",
+            fix="Keep one of the two.",
+            line=line,
+        )
+        for path, line, again in _steps(text)
+        if again
+    ]
+
+
+def _steps(text: str) -> Iterator[tuple[Path, int, bool]]:
+    """The root, every key and every list item of a valid text: its line, and whether it is there
+    again."""
+    path: list[str | int] = []
+    keys: list[set[str]] = []
+    key_next = False
+    line, position = 1, 0
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        line += text.count("\n", position, match.start())
+        position = match.start()
+        if token in "}]":
+            path.pop()
+            keys.pop()
+        elif token in ",":
+            step = path[-1]
+            key_next = isinstance(step, str)
+            if isinstance(step, int):
+                path[-1] = step + 1
+        elif token in ":":
+            key_next = False
+        elif key_next:
+            path[-1] = key = json.loads(token)
+            yield tuple(path), line, key in keys[-1]
+            keys[-1].add(key)
+        else:
+            if not path or isinstance(path[-1], int):
+                yield tuple(path), line, False
+            if token in "{[":
+                key_next = token in "{"
+                path.append("" if key_next else 0)
+                keys.append(set())

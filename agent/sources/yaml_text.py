@@ -17,7 +17,7 @@ from yaml.events import (
     StreamEndEvent,
 )
 
-from rules.problems import ABSENT, OddNumeral, Path, Problem
+from rules.problems import OddNumeral, Path, Problem, shown
 
 Document = tuple[object, int]  # the value, and the line it begins on
 Lines = dict[Path, int]
@@ -29,10 +29,12 @@ _LONGEST_FLOAT = 400
 
 _WORDS = {
     spelling: meaning
-    for word, meaning in {
-        **{"null": None, "true": True, "false": False},
-        **{"yes": True, "no": False, "on": True, "off": False},
-    }.items()
+    for meaning, words in (
+        (None, ("null",)),
+        (True, ("true", "yes", "on")),
+        (False, ("false", "no", "off")),
+    )
+    for word in words
     for spelling in (word, word.capitalize(), word.upper())
 } | {"": None, "~": None}
 _NUMBER_STARTS = frozenset("0123456789+-.")
@@ -48,9 +50,7 @@ _ODD = re.compile(
         | [+](?: 0 | [1-9][0-9]* )""",
     re.VERBOSE,
 )
-_FLOAT = re.compile(
-    r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?"
-)
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?")
 
 _MERGE = "<<"
 _TAGS = "tag:yaml.org,2002:"
@@ -142,8 +142,10 @@ class _Builder:
         value: object
         if isinstance(event, ScalarEvent):
             value = self._scalar(event)
-        else:
+        elif isinstance(event, CollectionStartEvent):
             value = self._collection(event)
+        else:
+            return None  # the parser puts no other event here
         if event.anchor:
             self.anchors[event.anchor] = value, before - self.left
         return value
@@ -169,7 +171,7 @@ class _Builder:
 
     def _mapping(self) -> dict[str, object]:
         values: dict[str, object] = {}
-        merged: list[object] = []
+        merged: list[dict[str, object]] = []
         while not isinstance(event := self.next(), MappingEndEvent):
             merge = isinstance(event, ScalarEvent) and event.value == _MERGE and event.implicit[0]
             key = self._key(event)
@@ -184,7 +186,8 @@ class _Builder:
                 values[key] = value
             self.path.pop()
         for mapping in merged:
-            values = {**mapping, **values}
+            for key, value in mapping.items():
+                values.setdefault(key, value)
         return values
 
     def _merged(self, value: object, event: Event) -> list[dict[str, object]]:
@@ -215,7 +218,7 @@ class _Builder:
 
     def _check_tag(self, event: ScalarEvent | CollectionStartEvent, name: str) -> None:
         if event.tag not in (None, "!", _TAGS + name):
-            tag = event.tag.replace(_TAGS, "!!")
+            tag = shown(event.tag.replace(_TAGS, "!!"))
             self._problem("yaml-tag", event, f"has the tag {tag}", _PLAIN)
 
     def _aliased(self, event: AliasEvent) -> object:
@@ -238,7 +241,7 @@ class _Builder:
     def _enter(self, step: str | int, event: Event) -> None:
         self.path.append(step)
         if self.found is not None:
-            self.found[-1][tuple(self.path)] = _line(event)
+            self.found[-1].setdefault(tuple(self.path), _line(event))
 
     def _stop(self, code: str, event: Event, what: str) -> None:
         self.path.clear()
@@ -256,19 +259,14 @@ class _Builder:
             )
         )
 
-    def _problem(
-        self, code: str, event: Event, what: str, fix: str, value: object = ABSENT
-    ) -> None:
+    def _problem(self, code: str, event: Event, what: str, fix: str) -> None:
         path = tuple(self.path)
         line = _line(event)
-        self.problems.append(
-            Problem(code=code, path=path, what=what, fix=fix, value=value, line=line)
-        )
+        self.problems.append(Problem(code=code, path=path, what=what, fix=fix, line=line))
 
 
 def _line(event: Event) -> int:
-    line: int = event.start_mark.line
-    return line + 1
+    return event.start_mark.line + 1 if event.start_mark else 1
 
 
 # The C parser is eight times faster; PyYAML built without libyaml does not have it.

@@ -1,0 +1,238 @@
+"""Manifests from files, directories and standard input: one snapshot of everything that is written
+there, in which a source that cannot be read is a problem and never the same as an empty one."""
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path as FilePath
+
+from agent.sources import json_text
+from rules.manifests import read
+from rules.model import Machine
+from rules.problems import Path, Problem
+
+MOST_BYTES = 32 * 1024 * 1024
+STDIN = "<stdin>"
+_SUFFIXES = (".yaml", ".yml", ".json")
+_PIPES = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # what shells write for <(command)
+# Where the text has one of these, what the manifest says there is not worth another word.
+_SPOILS = ("yaml-alias", "yaml-key", "yaml-merge", "yaml-tag")
+
+Lines = dict[Path, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything the sources held at one moment."""
+
+    machines: tuple[Machine, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    skipped: tuple[str, ...] = ()
+    count: int = 0  # manifests of the kinds we read, the bad ones included
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether some source could not be read at all."""
+        return any(problem.code == "unreadable" for problem in self.problems)
+
+
+class _Findings:
+    """What has been found so far; machines with the file they are from."""
+
+    def __init__(self) -> None:
+        self.machines: list[tuple[str, Machine]] = []
+        self.problems: list[Problem] = []
+        self.skipped: list[str] = []
+        self.count = 0
+
+
+class _UnusableError(Exception):
+    """A source from which nothing can be had."""
+
+    def __init__(self, code: str, what: str, fix: str) -> None:
+        self.code, self.what, self.fix = code, what, fix
+        super().__init__(what)
+
+    def problem(self, file: str) -> Problem:
+        return Problem(code=self.code, path=(), what=self.what, fix=self.fix, file=file)
+
+
+def load(paths: Sequence[str], stdin: Callable[[], bytes], *, netns: str | None = None) -> Snapshot:
+    """Read every path; `-` is standard input, a directory the manifests directly in it."""
+    findings = _Findings()
+    for name in _each_once(paths, findings.problems):
+        try:
+            text = _text(_bounded(stdin()) if name == "-" else _content(name))
+        except _UnusableError as error:
+            findings.problems.append(error.problem(_label(name)))
+        except (OSError, ValueError) as error:
+            findings.problems.append(_unreadable(error).problem(_label(name)))
+        else:
+            _take(findings, _label(name), text, netns)
+    findings.problems += _duplicates(findings.machines)
+    bad = {problem.file for problem in findings.problems}
+    return Snapshot(
+        machines=tuple(machine for file, machine in findings.machines if file not in bad),
+        problems=tuple(findings.problems),
+        skipped=tuple(findings.skipped),
+        count=findings.count,
+    )
+
+
+def _label(name: str) -> str:
+    """The name for messages: whatever bytes a file name has, it can be printed on one line."""
+    if name == "-":
+        return STDIN
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
+
+
+def _each_once(paths: Iterable[str], problems: list[Problem]) -> list[str]:
+    """The files that are named, directly or by their directory, none of them twice."""
+    names: dict[str, str] = {}
+    for path in paths:
+        try:
+            inside = _inside(path) if path not in ("-", "") and FilePath(path).is_dir() else [path]
+        except (OSError, ValueError) as error:
+            problems.append(_unreadable(error).problem(_label(path)))
+            continue
+        for name in inside:
+            names.setdefault(_identity(name), name)
+    return list(names.values())
+
+
+def _inside(directory: str) -> list[str]:
+    return [
+        str(FilePath(directory) / entry.name)
+        for entry in sorted(os.scandir(directory), key=lambda entry: entry.name)
+        if entry.name.endswith(_SUFFIXES) and not entry.name.startswith(".") and not entry.is_dir()
+    ]
+
+
+def _identity(name: str) -> str:
+    if name == "-" or name.startswith(_PIPES):
+        return name
+    try:
+        return str(FilePath(name).resolve())
+    except (OSError, RuntimeError, ValueError):
+        return name  # opening it will tell what is wrong
+
+
+def _content(name: str) -> bytes:
+    """What a file holds, never more of it than is read, never waiting for a writer."""
+    pipe = name.startswith(_PIPES)
+    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | (0 if pipe else os.O_NONBLOCK))
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not (pipe or stat.S_ISREG(status.st_mode)):
+            raise _UnusableError(
+                "unreadable",
+                "is neither a file nor a directory",
+                "Name a file or a directory, or - for standard input.",
+            )
+        if status.st_size > MOST_BYTES:
+            _refuse_size()
+        return _bounded(file.read(MOST_BYTES + 1))
+
+
+def _bounded(content: bytes) -> bytes:
+    if len(content) > MOST_BYTES:
+        _refuse_size()
+    return content
+
+
+def _refuse_size() -> None:
+    raise _UnusableError(
+        "too-large",
+        f"is larger than {MOST_BYTES // 1024 // 1024} MiB",
+        "Split it into several files, or name the right one.",
+    )
+
+
+def _text(content: bytes) -> str:
+    fix = "Name a text file in UTF-8."
+    if b"\0" in content:
+        raise _UnusableError("not-text", "has NUL bytes, so it is not text", fix)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        what = f"is not UTF-8 text: byte {error.start} is 0x{content[error.start]:02x}"
+        raise _UnusableError("not-text", what, fix) from error
+
+
+def _unreadable(error: Exception) -> _UnusableError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return _UnusableError(
+        "unreadable", f"cannot be read: {reason}", "Check the path and its permissions."
+    )
+
+
+def _take(findings: _Findings, file: str, text: str, netns: str | None) -> None:
+    """Read the documents of one text, and say of everything in them where it is."""
+    documents, problems, lines_of = _parse(text)
+    lines: list[Lines] = []
+
+    def locate(index: int, path: Path) -> int:
+        if not path:
+            return documents[index][1]
+        if not lines:
+            lines.extend(lines_of(text))
+        return nearest_line(lines[index], path)
+
+    located = [problem.at(file, problem.line) for problem in problems]
+    told = {(problem.path, problem.line) for problem in problems if problem.code in _SPOILS}
+    for index, (document, _) in enumerate(documents):
+        reading = read(document, netns=netns)
+        for problem in reading.problems:
+            line = locate(index, problem.path)
+            if (problem.path, line) not in told:
+                located.append(problem.at(file, line))
+        for machine, path in zip(reading.machines, reading.places, strict=True):
+            origin = f"{file}:{locate(index, path)}"
+            findings.machines.append((file, replace(machine, origin=origin)))
+        for skipped in reading.skipped:
+            findings.skipped.append(f"{file}:{locate(index, skipped.path)}: {skipped}")
+        findings.count += reading.count
+    findings.problems += sorted(located, key=lambda problem: problem.line)
+
+
+def _parse(
+    text: str,
+) -> tuple[list[tuple[object, int]], list[Problem], Callable[[str], list[Lines]]]:
+    parsed = json_text.parse(text)
+    if parsed:
+        return *parsed, json_text.lines
+    from agent.sources import yaml_text  # noqa: PLC0415 - JSON needs no YAML parser
+
+    return *yaml_text.parse(text), yaml_text.lines
+
+
+def nearest_line(lines: Lines, path: Path) -> int:
+    """The line a path is written on, or the nearest thing around it that is written."""
+    while path not in lines:
+        path = path[:-1]
+    return lines[path]
+
+
+def _duplicates(machines: Iterable[tuple[str, Machine]]) -> list[Problem]:
+    """A problem at each of several places where the same machine is written."""
+    places: dict[str, list[tuple[str, Machine]]] = {}
+    for file, machine in machines:
+        places.setdefault(str(machine), []).append((file, machine))
+    return [
+        _duplicate(file, machine, [other.origin for _, other in same if other is not machine])
+        for same in places.values()
+        if len(same) > 1
+        for file, machine in same
+    ]
+
+
+def _duplicate(file: str, machine: Machine, elsewhere: list[str]) -> Problem:
+    return Problem(
+        code="duplicate-machine",
+        path=(),
+        what=f"{machine} is written here and at {', '.join(elsewhere)}",
+        fix="Keep one of them, or give each a metadata.name of its own.",
+        file=file,
+        line=int(machine.origin.rpartition(":")[2]),
+    )

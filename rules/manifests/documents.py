@@ -1,0 +1,118 @@
+"""The entry to the manifests: a plain document, as YAML or JSON gives it, is taken apart if it is
+a List, and each object in it goes to the reader of its kind."""
+
+from dataclasses import dataclass
+
+from rules.manifests.fields import Fields
+from rules.manifests.virtual_machine import KINDS, read_machine
+from rules.model import Machine
+from rules.problems import Path, Problem
+
+# All 65535 ports, one by one, of both protocols are still served.
+MOST_ENTRIES = 131072
+_GROUP = "kubevirt.io"
+_VERSIONS = ("v1", "v1alpha1", "v1alpha2", "v1alpha3", "v1beta1")
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """An object of a kind that is not read."""
+
+    kind: str
+    name: str
+    path: Path
+
+    def __str__(self) -> str:
+        name = f"{self.kind}/{self.name}" if self.name else self.kind
+        return f"{name} is not read by this version"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a document holds; paths lead from its root."""
+
+    machines: tuple[Machine, ...] = ()
+    places: tuple[Path, ...] = ()  # where each machine is written
+    problems: tuple[Problem, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    count: int = 0  # manifests of the kinds we read, the bad ones included
+
+
+def read(document: object, *, limit: int = MOST_ENTRIES, netns: str | None = None) -> Reading:
+    """Read a document of plain values; limit is the most ports and ranges of one interface."""
+    machines: list[Machine] = []
+    places: list[Path] = []
+    problems: list[Problem] = []
+    skipped: list[Skipped] = []
+    count = 0
+    for fields in _objects(document, problems):
+        kind = _kind(fields)
+        if kind in KINDS and _is_kubevirt(fields):
+            count += 1
+            machine = read_machine(fields, kind, limit=limit, netns=netns)
+            if machine:
+                machines.append(machine)
+                places.append(fields.path)
+        elif kind and not fields.found:
+            skipped.append(Skipped(kind, _name(fields), fields.path))
+        problems += fields.found
+    return Reading(
+        machines=tuple(machines),
+        places=tuple(places),
+        problems=tuple(problems),
+        skipped=tuple(skipped),
+        count=count,
+    )
+
+
+def _objects(document: object, problems: list[Problem]) -> list[Fields]:
+    """The objects in a document, each with a list of its own for its problems."""
+    if document is None or document == {}:
+        return []
+    if not isinstance(document, dict):
+        problems.append(_no_object((), document))
+        return []
+    if document.get("kind") != "List":
+        return [Fields(document, (), [])]
+    whole = Fields(document, (), problems)
+    if "items" not in document:
+        whole.missing("items", "the objects of the List")
+    objects = []
+    for fields in whole.mappings("items"):
+        if fields.values.get("kind") == "List":
+            fields.problem("nested-list", "is a List inside a List", "Put its items in its place.")
+        elif fields.values:
+            objects.append(Fields(fields.values, fields.path, []))
+    return objects
+
+
+def _no_object(path: Path, value: object) -> Problem:
+    return Problem(
+        code="not-a-mapping",
+        path=path,
+        what="a manifest must be a mapping",
+        fix="Begin with apiVersion:, kind: and metadata:.",
+        value=value,
+    )
+
+
+def _kind(fields: Fields) -> str | None:
+    kind = fields.string("kind", required=True)
+    if kind == "":
+        fields.missing("kind", "the kind of the object, such as VirtualMachine")
+    return kind
+
+
+def _is_kubevirt(fields: Fields) -> bool:
+    """Whether an object that has one of our kinds is of our API; the oldest do not say."""
+    api = fields.string("apiVersion")
+    if api is None:
+        return True
+    group, _, version = api.partition("/")
+    return group == _GROUP and version in _VERSIONS
+
+
+def _name(fields: Fields) -> str:
+    metadata = fields.values.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return name if isinstance(name, str) else ""

@@ -1,0 +1,284 @@
+"""The networks and interfaces of a machine, each by itself and the two against each other: what
+is ours to forward to, and what is not."""
+
+from collections.abc import Iterable
+from ipaddress import IPv4Network, IPv6Network, ip_network
+
+from rules.manifests.fields import Fields
+from rules.manifests.metadata import is_special
+from rules.manifests.ports import misplaced
+from rules.problems import dotted, shown
+
+Network = IPv4Network | IPv6Network
+
+BINDINGS = {
+    "masquerade": "",
+    "bridge": "bridge binding: the guest has the pod's own address, nothing to translate",
+    "slirp": "slirp binding: QEMU forwards the ports itself, in user space",
+    "sriov": "sriov binding: the guest has the device itself, its packets pass no rule here",
+    "macvtap": "macvtap binding: the guest is on the node's network itself, nothing to translate",
+    "passt": "passt binding: passt forwards the ports itself, in user space",
+    "binding": "plugin binding: the plugin decides how packets reach the guest",
+    "passtBinding": "passt binding: passt forwards the ports itself, in user space",
+    "deprecatedSlirp": "slirp binding: QEMU forwards the ports itself, in user space",
+    "deprecatedPasst": "passt binding: passt forwards the ports itself, in user space",
+    "deprecatedMacvtap": "macvtap binding: the guest is on the node's network itself, "
+    "nothing to translate",
+}
+NETWORK_TYPES = {
+    "pod": "",
+    "multus": "multus network: a secondary network, connected without translation",
+    "resource": "resource network: its device plugin connects the guest, without translation",
+}
+MODELS = ("e1000", "e1000e", "igb", "ne2k_pci", "pcnet", "rtl8139", "virtio")
+CIDRS = (("vmNetworkCIDR", 4, "10.0.2.0/24"), ("vmIPv6NetworkCIDR", 6, "fd10:0:2::/120"))
+
+_NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+_HEX = frozenset("0123456789abcdefABCDEF")
+_LONGEST_NAME = 63
+
+
+class Part:
+    """An interface or a network: its name, its binding or type, and what that holds."""
+
+    __slots__ = ("fields", "inner", "kind", "name")
+
+    def __init__(self, fields: Fields, code: str, kinds: dict[str, str], usual: str) -> None:
+        self.fields = fields
+        self.name = _name(fields)
+        self.kind = _only_one(fields, code, kinds, usual)
+        self.inner = fields.mapping(self.kind or "")
+        misplaced(self.inner)
+
+
+def read_interfaces(devices: Fields) -> list[Part]:
+    """The interfaces, each checked for what it says of itself."""
+    read: list[Part] = []
+    for fields in devices.mappings("interfaces"):
+        _check_model(fields)
+        _check_mac(fields)
+        read.append(Part(fields, "binding", BINDINGS, "masquerade"))
+    return read
+
+
+def read_networks(spec: Fields) -> list[Part]:
+    """The networks, each checked for what it says of itself."""
+    read: list[Part] = []
+    for fields in spec.mappings("networks"):
+        misplaced(fields)
+        network = Part(fields, "network-type", NETWORK_TYPES, "pod")
+        if network.kind == "resource":
+            _check_resource(network.inner)
+        elif network.kind == "multus":
+            network.inner.string("networkName", required=True)
+            network.inner.boolean("default")
+        read.append(network)
+    return read
+
+
+def _name(fields: Fields) -> str | None:
+    name = fields.string("name", required=True)
+    if name is not None and not (0 < len(name) <= _LONGEST_NAME and _NAME_LETTERS.issuperset(name)):
+        fields.problem(
+            "bad-name",
+            "is not a valid name for an interface or a network",
+            "Use at most 63 letters, digits, dashes and underscores.",
+            at=("name",),
+            value=name,
+        )
+    return name
+
+
+def _only_one(fields: Fields, code: str, choices: Iterable[str], usual: str) -> str | None:
+    given = [key for key in choices if fields.given(key)]
+    if len(given) == 1:
+        return given[0]
+    if given:
+        what, fix = f"has {' and '.join(given)}, which exclude each other", "Keep one of them."
+    elif empty := [key for key in choices if key in fields.values]:
+        what, fix = f"has {empty[0]}: without a value, which is none", f"Write {empty[0]}: {{}}."
+    else:
+        what = f"has none of {', '.join(choices)}"
+        fix = f"Add one of them, such as {usual}: {{}}."
+    fields.problem(code, what, fix)
+    return None
+
+
+def _check_model(interface: Fields) -> None:
+    model = interface.string("model")
+    if model is not None and model not in MODELS:
+        interface.problem(
+            "bad-model",
+            "is not a known network card",
+            f"Write one of {', '.join(MODELS)}.",
+            at=("model",),
+            value=model,
+        )
+
+
+def _check_mac(interface: Fields) -> None:
+    mac = interface.string("macAddress")
+    if mac is not None and not is_mac(mac):
+        interface.problem(
+            "bad-mac",
+            "is not a MAC address",
+            "Write six pairs of hexadecimal digits: de:ad:00:00:be:af or DE-AD-00-00-BE-AF.",
+            at=("macAddress",),
+            value=mac,
+        )
+
+
+def is_mac(text: str) -> bool:
+    """Whether it is a MAC address in one of the two notations."""
+    pairs = text.split("-" if "-" in text else ":")
+    return len(pairs) == 6 and all(len(pair) == 2 and _HEX.issuperset(pair) for pair in pairs)
+
+
+def _check_resource(resource: Fields) -> None:
+    name = resource.string("resourceName", required=True)
+    if name is not None and not _is_resource_name(name):
+        resource.problem(
+            "bad-resource-name",
+            "is not the name of a network resource",
+            "Write <device plugin>/<network>, such as bridge.network.kubevirt.io/red.",
+            at=("resourceName",),
+            value=name,
+        )
+
+
+def _is_resource_name(name: str) -> bool:
+    plugin, _, network = name.partition("/")
+    return bool(plugin and network) and "/" not in network and not any(map(str.isspace, name))
+
+
+def pairs(interfaces: list[Part], networks: list[Part]) -> list[tuple[Part, Part]]:
+    """Every interface with its network, as far as the two fit together."""
+    _check_pod_networks(networks)
+    network_by_name = _by_name(networks)
+    interface_by_name = _by_name(interfaces)
+    if None not in (part.name for part in (*interfaces, *networks)):
+        _check_partners(interface_by_name, network_by_name)
+    found = [
+        (interface, network_by_name[name])
+        for name, interface in interface_by_name.items()
+        if name in network_by_name
+    ]
+    return [pair for pair in found if _match(*pair)]
+
+
+def reason(interface: Part, network: Part) -> str:
+    """Why an interface other than masquerade on a pod network gets no rule from us."""
+    return NETWORK_TYPES[network.kind or ""] or BINDINGS[interface.kind or ""]
+
+
+def _by_name(parts: Iterable[Part]) -> dict[str, Part]:
+    named: dict[str, Part] = {}
+    for part in parts:
+        if part.name is None:
+            continue
+        first = named.setdefault(part.name, part)
+        if first is not part:
+            part.fields.problem(
+                "duplicate-name",
+                f"is also the name of {dotted(first.fields.path)}",
+                "Give each a name of its own.",
+                at=("name",),
+                value=part.name,
+            )
+    return named
+
+
+def _check_partners(interfaces: dict[str, Part], networks: dict[str, Part]) -> None:
+    for name, interface in interfaces.items():
+        if name not in networks:
+            interface.fields.problem(
+                "no-network",
+                "has no network of its name",
+                f"Add a network named {shown(name)} to networks, or correct the name.",
+                at=("name",),
+                value=name,
+            )
+    for name, network in networks.items():
+        if name not in interfaces:
+            network.fields.problem(
+                "no-interface",
+                "has no interface of its name",
+                f"Add an interface named {shown(name)}, or remove the network.",
+                at=("name",),
+                value=name,
+            )
+
+
+def _match(interface: Part, network: Part) -> bool:
+    if interface.kind is None or network.kind is None:
+        return False
+    if network.kind == "resource" and interface.kind != "bridge":
+        interface.fields.problem(
+            "resource-needs-bridge",
+            f"has {interface.kind}, and its network is a resource, which goes with bridge only",
+            "Write bridge: {} instead, or give it a pod network.",
+        )
+        return False
+    if network.kind == "multus" and interface.kind == "masquerade":
+        interface.fields.problem(
+            "masquerade-needs-pod",
+            "has masquerade, which goes with a pod network only, and its network is multus",
+            "Give its network pod: {}, or the interface another binding.",
+        )
+        return False
+    return True
+
+
+def _check_pod_networks(networks: Iterable[Part]) -> None:
+    own = [network.fields for network in networks if _is_pods_own(network.fields)]
+    for network in own[1:]:
+        network.problem(
+            "second-pod-network",
+            f"is the pod's own network, and so is {dotted(own[0].path)}",
+            "Keep one of them.",
+        )
+
+
+def _is_pods_own(network: Fields) -> bool:
+    multus = network.values.get("multus")
+    return network.given("pod") or (isinstance(multus, dict) and multus.get("default") is True)
+
+
+def vm_networks(pod: Fields) -> list[Network]:
+    """The networks, one per family, that a pod network gives the guest."""
+    read = [_vm_network(pod, *cidr) for cidr in CIDRS]
+    return [one for one in read if one]
+
+
+def _vm_network(pod: Fields, key: str, version: int, default: str) -> Network | None:
+    text = pod.string(key) if pod.given(key) else default
+    if text is None:
+        return None
+    network = _cidr(text)
+    if network is None:
+        what = "is not a network address with its prefix length"
+    elif network.version != version:
+        what = f"is not an IPv{version} network"
+    elif network.num_addresses < 4:
+        what = "leaves no room for a gateway and a guest"
+    elif is_special(network.network_address + 2) or _needs_scope(network):
+        what = "is not a network that machines can be in"
+    else:
+        return network
+    fix = f"Write an IPv{version} network such as {default}."
+    pod.problem("bad-cidr", what, fix, at=(key,), value=text)
+    return None
+
+
+def _cidr(text: str) -> Network | None:
+    _, slash, length = text.partition("/")
+    if not (slash and length.isascii() and length.isdigit()):
+        return None
+    try:
+        return ip_network(text, strict=False)
+    except ValueError:
+        return None
+
+
+def _needs_scope(network: Network) -> bool:
+    return network.version == 6 and network.is_link_local

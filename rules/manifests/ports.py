@@ -1,0 +1,338 @@
+"""The ports an interface declares, in any of the spellings, as claims: `ports` with or without
+`end`, `portRanges`, and the two annotations."""
+
+from collections.abc import Iterable
+
+from rules.manifests.fields import Fields, folded, nearest
+from rules.manifests.metadata import PORT_END, PORT_RANGES, Annotations
+from rules.model import Claim, Protocol
+from rules.ports import HIGHEST, LOWEST, PortRange
+from rules.problems import ABSENT, Path, dotted
+
+PORT_KEYS = ("name", "protocol", "port", "end")
+RANGE_KEYS = ("protocol", "start", "end")
+_PROTOCOLS = {"TCP": Protocol.TCP, "UDP": Protocol.UDP}
+_NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
+_LONGEST_NAME = 15
+_LONGEST_PORT = len(str(HIGHEST))
+_PORT_FIX = f"Write a number from {LOWEST} to {HIGHEST}."
+_INTERFACE_KEYS = frozenset(
+    (
+        *("name", "model", "macAddress", "ports", "portRanges", "acpiIndex", "bootOrder"),
+        *("dhcpOptions", "pciAddress", "state", "tag", "masquerade", "bridge", "slirp", "sriov"),
+        *("macvtap", "passt", "binding", "passtBinding"),
+        *("deprecatedSlirp", "deprecatedPasst", "deprecatedMacvtap"),
+    )
+)
+
+
+class Entry:
+    """One declared port or range, and where it is written."""
+
+    __slots__ = ("ended", "first", "last", "name", "path", "protocol", "range")
+
+    def __init__(self, protocol: Protocol, first: int, last: int, path: Path) -> None:
+        self.protocol = protocol
+        self.first = first
+        self.last = last
+        self.path = path
+        self.range = first != last  # whether sharing a port with another is a mistake
+        self.ended = False  # whether it is spelt with an end
+        self.name = ""
+
+    def __str__(self) -> str:
+        ports = str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+        return f"{ports}/{self.protocol.value}"
+
+
+def declared(interface: Fields, limit: int) -> list[Entry]:
+    """What an interface declares in its own fields."""
+    near_misses(interface)
+    if interface.values.get("ports") and interface.values.get("portRanges"):
+        interface.problem(
+            "ports-and-ranges",
+            "excludes ports, and both are written",
+            "Keep one of the two; a single port is a range whose start and end are the same.",
+            at=("portRanges",),
+        )
+    for key in ("ports", "portRanges"):
+        values = interface.values.get(key)
+        if isinstance(values, list) and len(values) > limit:
+            _too_many(interface, (key,), len(values), limit)
+            return []
+    entries = [_port(port) for port in interface.mappings("ports")]
+    entries += [_range(ports) for ports in interface.mappings("portRanges")]
+    return [entry for entry in entries if entry]
+
+
+def near_misses(interface: Fields) -> None:
+    """Note keys that were meant to be ports or portRanges: without them, every port is open."""
+    for key in interface.values:
+        if isinstance(key, str) and key not in _INTERFACE_KEYS:
+            if "port" in folded(key):
+                close = "portRanges" if "range" in folded(key) else "ports"
+            else:
+                close = nearest(key, ("ports", "portRanges"), 0.75)
+            if close:
+                interface.unknown(key, (close,))
+
+
+def check_single(interface: Fields, entries: Iterable[Entry]) -> None:
+    """Note the ranges of an interface that cannot forward them."""
+    for entry in entries:
+        if entry.ended:
+            interface.problem(
+                "ranges-need-masquerade",
+                "is a range, and the interface has no masquerade binding",
+                "Write single ports, or give the interface masquerade: {}.",
+                at=entry.path[len(interface.path) :],
+            )
+
+
+def misplaced(fields: Fields) -> None:
+    """Note ports or portRanges where they mean nothing, for the same reason."""
+    for key in fields.values:
+        if isinstance(key, str) and folded(key) in ("ports", "portrange", "portranges"):
+            fields.problem(
+                "unknown-key",
+                "means nothing here",
+                "Move it to the interface, next to its name and masquerade.",
+                at=(key,),
+            )
+
+
+def _port(port: Fields) -> Entry | None:
+    port.only(PORT_KEYS)
+    name = _port_name(port)
+    protocol = _protocol(port)
+    first = _number(port, "port")
+    last = _number(port, "end") if "end" in port.values else first
+    entry = _entry(port, protocol, first, last, "port")
+    if entry:
+        entry.name, entry.ended = name, "end" in port.values
+        if name and entry.range:
+            port.problem(
+                "name-on-range",
+                "is only for single ports, and this is a range",
+                "Remove the name, or the end.",
+                at=("name",),
+                value=name,
+            )
+    return entry
+
+
+def _range(ports: Fields) -> Entry | None:
+    ports.only(RANGE_KEYS)
+    protocol = _protocol(ports)
+    entry = _entry(ports, protocol, _number(ports, "start"), _number(ports, "end"), "start")
+    if entry:
+        entry.range = entry.ended = True
+    return entry
+
+
+def _entry(
+    fields: Fields, protocol: Protocol | None, first: int | None, last: int | None, start: str
+) -> Entry | None:
+    if first is None or last is None:
+        return None
+    if last < first:
+        fields.problem(
+            "end-before-start",
+            f"is below {start}, which is {first}",
+            f"Write a number from {first} to {HIGHEST}, or exchange the two.",
+            at=("end",),
+            value=last,
+        )
+        return None
+    return Entry(protocol, first, last, fields.path) if protocol else None
+
+
+def _number(fields: Fields, key: str) -> int | None:
+    number = fields.integer(key, required=True)
+    if number is None or LOWEST <= number <= HIGHEST:
+        return number
+    fields.problem("port-out-of-range", "is not a port number", _PORT_FIX, at=(key,), value=number)
+    return None
+
+
+def _protocol(fields: Fields) -> Protocol | None:
+    text = fields.values.get("protocol", "TCP")
+    protocol = _PROTOCOLS.get(text) if isinstance(text, str) else None
+    if protocol is None:
+        meant = text.strip().upper() if isinstance(text, str) else ""
+        fix = f"Write {meant}." if meant in _PROTOCOLS else "Write TCP or UDP."
+        fields.problem(
+            "bad-protocol", "must be exactly TCP or UDP", fix, at=("protocol",), value=text
+        )
+    return protocol
+
+
+def _port_name(port: Fields) -> str:
+    name = port.string("name")
+    if name is not None and not is_service_name(name):
+        port.problem(
+            "bad-port-name",
+            "is not a valid service name",
+            "Use at most 15 lower-case letters, digits and single dashes, at least one letter, "
+            "no dash at either end.",
+            at=("name",),
+            value=name,
+        )
+    return name or ""
+
+
+def is_service_name(name: str) -> bool:
+    """Whether it is an IANA service name (RFC 6335), in lower case as Kubernetes wants it."""
+    return (
+        0 < len(name) <= _LONGEST_NAME
+        and _NAME_LETTERS.issuperset(name)
+        and not name.startswith("-")
+        and not name.endswith("-")
+        and "--" not in name
+        and any(map(str.isalpha, name))
+    )
+
+
+def check_names(document: Fields, entries: Iterable[Entry]) -> None:
+    """Note every port name that is not the only one of its kind in the machine."""
+    first_by_name: dict[str, Entry] = {}
+    for entry in entries:
+        first = first_by_name.setdefault(entry.name, entry)
+        if entry.name and first is not entry:
+            document.problem(
+                "duplicate-port-name",
+                f"is also the name of {dotted(first.path)}",
+                "Give each port a name of its own.",
+                at=(*entry.path[len(document.path) :], "name"),
+                value=entry.name,
+            )
+
+
+def lengthen(annotations: Annotations, entries: Iterable[Entry]) -> None:
+    """Let named ports become ranges where a port-end annotation says so."""
+    keys = [key for key in annotations.texts if key.startswith(PORT_END)]
+    if not keys:
+        return
+    by_name = {entry.name: entry for entry in entries}
+    for key in keys:
+        name = key[len(PORT_END) :]
+        last = _annotated_end(annotations, key)
+        entry = by_name.get(name)
+        if entry is None:
+            annotations.problem(
+                key,
+                "no-such-port",
+                f"is for a port named {name!r:.20}, and there is none",
+                "Give the port that name, or remove the annotation.",
+            )
+        elif entry.ended:
+            annotations.problem(
+                key,
+                "end-and-annotation",
+                f"is also said by end in {dotted(entry.path)}",
+                "Keep one of the two.",
+            )
+        elif last is not None and last < entry.first:
+            annotations.problem(
+                key,
+                "end-before-start",
+                f"is below the port it starts at, which is {entry.first}",
+                f"Write a number from {entry.first} to {HIGHEST}.",
+            )
+        elif last is not None:
+            entry.last, entry.range, entry.ended = last, last != entry.first, True
+
+
+def _annotated_end(annotations: Annotations, key: str) -> int | None:
+    text = annotations.text(key) or ""
+    number = decimal(text)
+    if number is None:
+        annotations.problem(key, "not-an-integer", "must be a whole number", _PORT_FIX)
+    elif not LOWEST <= number <= HIGHEST:
+        annotations.problem(key, "port-out-of-range", "is not a port number", _PORT_FIX)
+    else:
+        return number
+    return None
+
+
+def decimal(text: str) -> int | None:
+    """The number in plain decimal digits that a text is; one beyond all ports if it is long."""
+    if not (text.isascii() and text.isdigit()) or (text[0] == "0" and text != "0"):
+        return None
+    return int(text) if len(text) <= _LONGEST_PORT else HIGHEST + 1
+
+
+def annotated(annotations: Annotations, limit: int) -> list[Entry]:
+    """What the port-ranges annotation declares."""
+    text = annotations.text(PORT_RANGES)
+    if text is None:
+        return []
+    items = text.split(",")
+    if len(items) > limit:
+        _, path = annotations.texts[PORT_RANGES]
+        _too_many(annotations.document, path[len(annotations.document.path) :], len(items), limit)
+        return []
+    entries = [_item(annotations, item.strip()) for item in items]
+    return [entry for entry in entries if entry]
+
+
+def _item(annotations: Annotations, item: str) -> Entry | None:
+    ports, slash, protocol_text = item.partition("/")
+    protocol = _PROTOCOLS.get(protocol_text.upper()) if slash else Protocol.TCP
+    start, dash, end = ports.partition("-")
+    first = decimal(start)
+    last = decimal(end) if dash else first
+    fix = "Write items such as 22, 1000-8000 or 1000-8000/udp with commas between them."
+    if first is None or last is None:
+        problem = "bad-annotation", "is neither a port nor a range of ports"
+    elif protocol is None:
+        problem = "bad-protocol", "must end in /tcp or /udp, or in neither"
+    elif not (LOWEST <= first <= HIGHEST and LOWEST <= last <= HIGHEST):
+        problem = "port-out-of-range", f"has a port outside {LOWEST} to {HIGHEST}"
+    elif last < first:
+        problem = "end-before-start", "ends below its start"
+    else:
+        return Entry(protocol, first, last, annotations.texts[PORT_RANGES][1])
+    annotations.problem(PORT_RANGES, *problem, fix, item)
+    return None
+
+
+def check_overlaps(document: Fields, entries: Iterable[Entry]) -> None:
+    """Note every range that shares ports with another of its protocol."""
+    furthest: dict[Protocol, Entry] = {}
+    for entry in sorted(entries, key=lambda entry: (entry.first, entry.last)):
+        before = furthest.get(entry.protocol)
+        if before and entry.first <= before.last and (entry.range or before.range):
+            _overlap(document, before, entry)
+        if before is None or entry.last > before.last:
+            furthest[entry.protocol] = entry
+
+
+def _overlap(document: Fields, one: Entry, other: Entry) -> None:
+    earlier, later = sorted((one, other), key=lambda entry: _order(entry.path))
+    document.problem(
+        "overlap",
+        f"{later} overlaps {earlier} of {dotted(earlier.path)}",
+        "Join the two, or change one so that they share no port; touching is fine.",
+        at=later.path[len(document.path) :],
+    )
+
+
+def _order(path: Path) -> int:
+    last = path[-1]
+    return last if isinstance(last, int) else 0
+
+
+def claims(entries: Iterable[Entry]) -> tuple[Claim, ...]:
+    """The entries as the rest of the program speaks of them."""
+    return tuple(Claim(entry.protocol, PortRange(entry.first, entry.last)) for entry in entries)
+
+
+def _too_many(fields: Fields, at: Path, count: int, limit: int) -> None:
+    fields.problem(
+        "too-many-ranges",
+        f"has {count} entries, and {limit} is the limit",
+        "Write neighbouring ports as ranges.",
+        at=at,
+        value=ABSENT,
+    )
