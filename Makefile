@@ -80,7 +80,9 @@ kube-assets: ## fetch what the Kubernetes tests need
 
 .PHONY: venv
 venv: packages-python ## make or renew .venv; does nothing, and needs no network, when it is current
-	@$(renew_venv)
+	@($(renew_venv))
+	# Where Python may not write bytecode by itself, every start would compile us anew.
+	$(BIN)/python -m compileall -q agent rules
 
 .PHONY: lock
 lock: packages-python ## write the newest versions of all dependencies into constraints.txt

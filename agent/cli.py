@@ -1,20 +1,15 @@
 """The command line: options in, exit codes out. What a command does is in agent.commands."""
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
-from agent import commands
-from agent.commands import Console
-from agent.errors import Failure
-from agent.reconcile import Kernel
-
-USAGE = 64
-
-Command = Callable[..., int]
+from agent.commands.plan import OUTPUTS
+from agent.console import this_process
+from agent.errors import Usage
+from agent.kernel.kinds import Kernel
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -22,34 +17,15 @@ def run(arguments: Sequence[str]) -> int:
     try:
         return portranger.main(args=list(arguments), standalone_mode=False) or 0
     except click.exceptions.Abort:
-        print("portranger: interrupted; nothing was changed by the last step.", file=sys.stderr)
+        sys.stderr.write("portranger: interrupted.\n")
         return 1
     except click.ClickException as error:
         error.show()
-        return USAGE
-    except Failure as failure:
-        print(f"portranger: {failure}", file=sys.stderr)
-        return failure.exit_code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-
-
-def _console(color: str | None = None) -> Console:
-    return Console(sys.stdout, sys.stderr, sys.stdin.buffer.read, _colored(color))
-
-
-def _colored(asked: str | None) -> bool:
-    """--color over NO_COLOR over TERM=dumb over whether a person is looking."""
-    if asked in ("always", "never"):
-        return asked == "always"
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return False
-    return sys.stdout.isatty()
+        return Usage.exit_code
 
 
 def _kernel() -> Kernel:
-    from agent.kernel.live import LiveKernel  # not loaded by commands that touch no kernel
+    from agent.kernel.live import LiveKernel
 
     return LiveKernel()
 
@@ -118,7 +94,9 @@ def portranger() -> None:
 @files
 def validate(paths: tuple[str, ...]) -> int:
     """Check manifests: every problem in them, or that all are valid."""
-    return commands.validate(paths, _console())
+    from agent.commands.validate import validate as command
+
+    return command(paths, this_process())
 
 
 @portranger.command()
@@ -130,15 +108,17 @@ def validate(paths: tuple[str, ...]) -> int:
     default="live",
     help="Compare with the kernel, or with nothing (needs no root and no kernel).",
 )
-@click.option("-o", "--output", type=click.Choice(["text", "json", "nft"]), default="text")
+@click.option("-o", "--output", type=click.Choice(OUTPUTS), default="text")
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 if there are changes.")
 @backend
 @color
 def plan(**options: Any) -> int:
     """Show what apply would change, and change nothing."""
-    return commands.plan(
+    from agent.commands.plan import plan as command
+
+    return command(
         options["paths"],
-        _console(options["color"]),
+        this_process(options["color"]),
         kernel=_kernel() if options["against"] == "live" else None,
         netns=options["netns"],
         output=options["output"],
@@ -154,9 +134,11 @@ def plan(**options: Any) -> int:
 @yes
 def apply(**options: Any) -> int:
     """Make the namespaces of these manifests hold what they declare, and nothing else of ours."""
-    return commands.apply(
+    from agent.commands.apply import apply as command
+
+    return command(
         options["paths"],
-        _console(options["color"]),
+        this_process(options["color"]),
         kernel=_kernel(),
         netns=options["netns"],
         confirm=_confirm(options["yes"]),
@@ -169,7 +151,9 @@ def apply(**options: Any) -> int:
 @backend
 def show(netns: tuple[str, ...], output: str, **_: Any) -> int:
     """Show what is live, with packets and bytes of each range."""
-    return commands.show(netns, _console(), kernel=_kernel(), output=output)
+    from agent.commands.show import show as command
+
+    return command(netns, this_process(), kernel=_kernel(), output=output)
 
 
 @portranger.command()
@@ -183,9 +167,11 @@ def explain(**options: Any) -> int:
     """Say which rule of which owner takes a packet where, or why none does."""
     if bool(options["paths"]) == options["live"]:
         raise click.UsageError("Give either -f PATH or --live.")
-    return commands.explain(
+    from agent.commands.explain import explain as command
+
+    return command(
         options["what"],
-        _console(),
+        this_process(),
         paths=options["paths"],
         kernel=_kernel() if options["live"] else None,
         netns=options["netns"],
@@ -199,12 +185,14 @@ def explain(**options: Any) -> int:
 @yes
 def clear(netns: tuple[str, ...], yes: bool, **_: Any) -> int:
     """Remove everything of ours from namespaces."""
-    return commands.clear(netns, _console(), kernel=_kernel(), confirm=_confirm(yes))
+    from agent.commands.clear import clear as command
+
+    return command(netns, this_process(), kernel=_kernel(), confirm=_confirm(yes))
 
 
 @portranger.command()
 def demo() -> int:
     """Build namespaces of its own, forward ports, prove it with packets, clean up."""
-    from agent.demo import demonstrate  # builds links with pyroute2, which is slow to load
+    from agent.demo import demonstrate
 
-    return demonstrate(_console())
+    return demonstrate(this_process())

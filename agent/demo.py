@@ -1,17 +1,18 @@
-"""The main job, for real, in namespaces of its own: forward, prove it with packets, edit, clean up."""
+"""The main job, for real, in namespaces of its own: forward, prove by packet, edit, clean up."""
 
 import os
 import socket
 import tempfile
 from pathlib import Path
 
-from agent import commands
-from agent.commands import Console
+from agent.commands.apply import apply
+from agent.commands.show import show
+from agent.console import Console
 from agent.errors import Failure
 from agent.kernel.lab import POD, Lab, built
 from agent.kernel.live import LiveKernel
 from agent.kernel.probe import asks, connected, echoing, reached
-from rules.model import Family, Protocol
+from rules.model import Protocol
 
 MANIFEST = """\
 apiVersion: kubevirt.io/v1
@@ -67,7 +68,7 @@ def _forward(console: Console, lab: Lab, manifest: Path) -> bool:
     console.say("\n4. The guest listens on every port below. Who is reachable from the client?\n")
     good = _table(console, lab, {protocol: range(1000, 8001) for protocol in Protocol})
     console.say("\n5. portranger show: packets and bytes of each range\n")
-    commands.show([lab.pod], console, kernel=LiveKernel())
+    show([lab.pod], console, kernel=LiveKernel())
     return good
 
 
@@ -86,7 +87,7 @@ def _edit(console: Console, lab: Lab, manifest: Path) -> bool:
 
 
 def _apply(console: Console, manifest: Path) -> None:
-    code = commands.apply([str(manifest)], console, kernel=LiveKernel(), confirm=lambda _: True)
+    code = apply([str(manifest)], console, kernel=LiveKernel(), confirm=lambda _: True)
     if code != 0:
         raise Failure(f"apply ended with {code}")
 
@@ -103,14 +104,14 @@ def _table(console: Console, lab: Lab, open_ports: dict[Protocol, range]) -> boo
     good = True
     console.say(f"   {'':10}" + "".join(f"{port:>12}" for port in PROBED))
     for protocol in Protocol:
-        for family, address in zip(Family, POD, strict=True):
+        for address in POD:
             cells = []
             for port in PROBED:
                 answer = reached(lab, lab.client, address.ip, protocol, port)
                 should = port in open_ports[protocol]
                 good = good and answer == (port if should else None)
                 cells.append(_judged(answer == port, should, "reached"))
-            name = f"{protocol.value} {'IPv4' if family is Family.IP else 'IPv6'}"
+            name = f"{protocol.value} IPv{address.version}"
             console.say(f"   {name:10}" + "".join(f"{cell:>12}" for cell in cells))
     return good
 

@@ -1,13 +1,65 @@
-"""The command `portranger`: hands over to the command line."""
+"""The command `portranger`.
 
+The dry run of a pipeline is read here by hand, where its arguments are of the plain form: loading
+click takes longer than all of its work. Everything else is for the command line proper.
+"""
+
+import os
 import sys
+from collections.abc import Callable, Sequence
+
+from agent.errors import Failure
 
 
 def main() -> None:
     """Run the command line of this process."""
+    arguments = sys.argv[1:]
+    sys.exit(guarded(dry_run(arguments) or (lambda: _click(arguments))))
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """The exit code of a command, also where it fails."""
+    try:
+        code = command()
+        sys.stdout.flush()
+    except Failure as failure:
+        sys.stderr.write(f"portranger: {failure}\n")
+        return failure.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    return code
+
+
+def dry_run(arguments: Sequence[str]) -> Callable[[], int] | None:
+    """`plan --against empty -f FILE… [-o FORMAT]`, ready to run; None for anything else."""
+    if arguments[:1] != ["plan"]:
+        return None
+    paths: list[str] = []
+    given = {"--against": "live", "-o": "text"}
+    rest = list(arguments[1:])
+    while len(rest) >= 2 and rest[0] in ("-f", *given) and not rest[1].startswith("-"):
+        name, value = rest.pop(0), rest.pop(0)
+        if name == "-f":
+            paths.append(value)
+        else:
+            given[name] = value
+    if rest or not paths or given["--against"] != "empty" or given["-o"] not in ("text", "json"):
+        return None
+    return lambda: _plan(paths, given["-o"])
+
+
+def _plan(paths: Sequence[str], output: str) -> int:
+    from agent.commands.plan import plan
+    from agent.console import this_process
+
+    return plan(paths, this_process(), kernel=None, output=output)
+
+
+def _click(arguments: Sequence[str]) -> int:
     from agent.cli import run
 
-    sys.exit(run(sys.argv[1:]))
+    return run(arguments)
 
 
 if __name__ == "__main__":

@@ -5,36 +5,22 @@ version is a difference like any other.
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
 
 from agent.errors import Failure, Stale, TryAgain
 from rules.desired import desire
-from rules.model import Desired, Machine, Observed, Surroundings
+from rules.model import Desired, Machine, Observed
 from rules.plan import Plan, diff
 from rules.render import plan_text
+from rules.values import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from agent.kernel.kinds import Namespace
 
 ATTEMPTS = 5
 
 
-class Namespace(Protocol):
-    """An opened namespace of some kernel."""
-
-    def surroundings(self) -> Surroundings: ...
-    def observe(self, sysctls: Iterable[str] = ()) -> Observed: ...
-    def commit(self, plan: Plan) -> None: ...
-
-
-class Kernel(Protocol):
-    """Where namespaces are."""
-
-    def names(self) -> list[str]: ...
-    def opened(self, netns: str) -> AbstractContextManager[Namespace]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Intent:
+class Intent(Value):
     """What to do in a namespace, and towards what."""
 
     plan: Plan
@@ -49,7 +35,7 @@ def by_namespace(machines: Iterable[Machine]) -> dict[str, list[Machine]]:
     return found
 
 
-def intend(netns: str, machines: Sequence[Machine], namespace: Namespace) -> Intent:
+def intend(netns: str, machines: Sequence[Machine], namespace: "Namespace") -> Intent:
     """What should change, without changing it."""
     desired = desire(machines, namespace.surroundings())
     return Intent(diff(netns, desired, _observe(namespace, desired)), desired)
@@ -61,7 +47,7 @@ def intend_from_nothing(netns: str, machines: Sequence[Machine]) -> Intent:
     return Intent(diff(netns, desired, Observed()), desired)
 
 
-def converge(netns: str, desired: Desired, namespace: Namespace) -> Plan:
+def converge(netns: str, desired: Desired, namespace: "Namespace") -> Plan:
     """Make it so, and prove it; returns what the last commit did.
 
     A stranger who edits between our look and our commit makes the commit fail whole, and we look
@@ -83,7 +69,7 @@ def converge(netns: str, desired: Desired, namespace: Namespace) -> Plan:
     raise _unconverged(left, done)
 
 
-def _observe(namespace: Namespace, desired: Desired) -> Observed:
+def _observe(namespace: "Namespace", desired: Desired) -> Observed:
     return namespace.observe([sysctl.name for sysctl in desired.sysctls])
 
 

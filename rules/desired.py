@@ -14,7 +14,6 @@ from rules.model import (
     Desired,
     Family,
     Guest,
-    Link,
     Machine,
     Masquerade,
     Pending,
@@ -32,6 +31,7 @@ LOOPBACK: dict[Family, Address] = {
 }
 POD_LINK = "eth0"
 LABEL_BYTES = 128  # NFTNL_UDATA_COMMENT_MAXLEN: a rule's comment holds no more
+LINK_BYTES = 15  # IFNAMSIZ, less its NUL: nft refuses a rule with a longer name
 
 
 def desire(machines: Iterable[Machine], surroundings: Surroundings | None) -> Desired:
@@ -58,7 +58,8 @@ def desire(machines: Iterable[Machine], surroundings: Surroundings | None) -> De
                 link, gateway = _guest_side(guest, entry, surroundings)
                 rules.update(_rules(owner, masquerade, guest, entry, link, gateway))
                 there = surroundings is None or any(x.name == link for x in surroundings.links)
-                sysctls.update(_sysctls(Family.of(guest.address), link if there else None))
+                lets_in = there and gateway is not None
+                sysctls.update(_sysctls(Family.of(guest.address), link if lets_in else None))
     return Desired(
         rules=frozenset(rules), sysctls=frozenset(sysctls), pending=tuple(sorted(pending, key=str))
     )
@@ -180,19 +181,23 @@ def _why_pending(masquerade: Masquerade, entry: str | None) -> str:
 def _guest_side(
     guest: Guest, entry: str, surroundings: Surroundings | None
 ) -> tuple[str, Address | None]:
-    """The link behind which the guest is, and our own address there."""
-    for link in surroundings.links if surroundings is not None else ():
-        own = _address_facing(guest.address, link)
-        if own is not None and link.name not in (entry, "lo"):
-            return link.name, own
-    return f"k6t-{entry}", guest.gateway
+    """The link behind which the guest is, and our own address there.
 
-
-def _address_facing(guest: Address, link: Link) -> Address | None:
-    for address in link.addresses:
-        if guest in address.network and guest != address.ip:
-            return address.ip
-    return None
+    Of several networks that hold the guest the smallest counts, as it does for the kernel's
+    routing: a second link on 10.0.0.0/8 must not be taken for the guest's.
+    """
+    facing = [
+        (address.network.prefixlen, link.name, address.ip)
+        for link in (surroundings.links if surroundings is not None else ())
+        if link.name not in (entry, "lo")
+        for address in link.addresses
+        if guest.address in address.network and guest.address != address.ip
+    ]
+    if facing:
+        _, name, own = max(facing, key=lambda found: found[0])
+        return name, own
+    bridge = f"k6t-{entry}"
+    return bridge, guest.gateway if len(bridge.encode()) <= LINK_BYTES else None
 
 
 def _rules(  # noqa: PLR0913 - one argument for each thing a rule is made of

@@ -3,10 +3,11 @@ and the rules that lie between the two."""
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+from types import MappingProxyType
 
 from rules.ports import PortRange
+from rules.values import Value
 
 Address = IPv4Address | IPv6Address
 InterfaceAddress = IPv4Interface | IPv6Interface
@@ -38,24 +39,21 @@ class Chain(enum.Enum):
     POSTROUTING = "postrouting"
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Value):
     """Ports of one protocol that a machine wants forwarded."""
 
     protocol: Protocol
     ports: PortRange
 
 
-@dataclass(frozen=True, slots=True)
-class Guest:
+class Guest(Value):
     """The guest's address in one family, and the gateway its network gives it."""
 
     address: Address
     gateway: Address | None = None  # None: the guest was placed outside the VM network
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Masquerade:
+class Masquerade(Value, kw_only=True):
     """The interface of a machine that is ours to forward to."""
 
     name: str
@@ -64,16 +62,14 @@ class Masquerade:
     claims: tuple[Claim, ...] | None  # None: nothing is declared, so everything is forwarded
 
 
-@dataclass(frozen=True, slots=True)
-class NotOurs:
+class NotOurs(Value):
     """A valid interface that gets no rule from us, and why."""
 
     interface: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Value, kw_only=True):
     """One VirtualMachine or VirtualMachineInstance."""
 
     kind: str
@@ -93,24 +89,21 @@ class Machine:
         return f"{self}/{self.masquerade.name}" if self.masquerade else str(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Value):
     """A network device in a namespace, with its addresses."""
 
     name: str
     addresses: tuple[InterfaceAddress, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(Value):
     """What a namespace has that forwarding depends on."""
 
     links: tuple[Link, ...]
     default_link: str | None = None  # where the default route leads
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(Value, kw_only=True):
     """One NAT rule, whichever subsystem holds it.
 
     In prerouting and output it sends packets to `to`. In postrouting it gives them the source
@@ -128,16 +121,14 @@ class Rule:
     to: Address | None = None
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Sysctl:
+class Sysctl(Value, order=True):
     """A kernel setting of a namespace, by its dotted name; a link's own dots are slashes."""
 
     name: str
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
+class Live(Value):
     """A rule as the kernel holds it."""
 
     rule: Rule
@@ -146,8 +137,7 @@ class Live:
     octets: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
+class Foreign(Value):
     """A rule in our table that is not of our making."""
 
     chain: str
@@ -155,8 +145,7 @@ class Foreign:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Observed(Value, kw_only=True):
     """What a namespace holds of ours."""
 
     live: tuple[Live, ...] = ()
@@ -164,19 +153,17 @@ class Observed:
     chains: frozenset[Chain] = frozenset()
     table: bool = False
     unsound: str = ""  # why the table must be made anew, if it must
-    sysctls: Mapping[str, str] = field(default_factory=dict)
+    sysctls: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(Value):
     """A machine that cannot be served yet; what already runs for it stays."""
 
     owner: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Desired:
+class Desired(Value, kw_only=True):
     """What a namespace should hold."""
 
     rules: frozenset[Rule] = frozenset()

@@ -10,6 +10,7 @@ from ipaddress import ip_address
 from rules.model import Address, Chain, Family, Foreign, Live, Observed, Protocol, Rule
 from rules.plan import Plan, Table
 from rules.ports import PortRange
+from rules.problems import shown
 
 NAME = "portranger"
 TABLE = {"family": "inet", "name": NAME}
@@ -80,7 +81,7 @@ def decode(listing: Iterable[Mapping[str, object]]) -> Observed:
     unsound: list[str] = []
     table = False
     for entry in listing:
-        ((kind, value),) = entry.items()
+        kind, value = next(iter(entry.items()), ("", None))
         if not isinstance(value, dict):
             continue
         if kind == "table":
@@ -90,13 +91,13 @@ def decode(listing: Iterable[Mapping[str, object]]) -> Observed:
         elif kind == "chain":
             chain = _decode_chain(value)
             if chain is None:
-                unsound.append(f"chain {value.get('name')} is not as we make it")
+                unsound.append(f"chain {shown(value.get('name'))} is not as we make it")
             else:
                 chains.add(chain)
         elif kind == "rule":
             found.append(_decode_rule(value))
         elif kind != "metainfo":
-            unsound.append(f"there is a {kind} {value.get('name')} in it that is not ours")
+            unsound.append(f"there is a {kind} {shown(value.get('name'))} in it that is not ours")
     return Observed(
         live=tuple(rule for rule in found if isinstance(rule, Live)),
         foreign=tuple(rule for rule in found if isinstance(rule, Foreign)),
@@ -202,7 +203,8 @@ def _decode_chain(value: Json) -> Chain | None:
 def _decode_rule(value: Json) -> Live | Foreign:
     """The rule, or why it cannot be one of ours: then it is foreign."""
     chain, handle, expr = value.get("chain"), value.get("handle"), value.get("expr")
-    place = (str(chain), handle if isinstance(handle, int) else 0)
+    name = str(chain) if str(chain).isprintable() else "?"
+    place = (name, handle if isinstance(handle, int) else 0)
     try:
         rule, packets, octets = _parse(Chain(chain), str(value.get("comment", "")), expr)
     except (AttributeError, LookupError, TypeError, ValueError):
@@ -212,7 +214,7 @@ def _decode_rule(value: Json) -> Live | Foreign:
 
 def _parse(chain: Chain, owner: str, expr: object) -> tuple[Rule, int, int]:
     """Raises for what we could not have written: the ways to differ are too many to name."""
-    if not isinstance(expr, list):
+    if not isinstance(expr, list) or not owner.isprintable():
         raise TypeError(expr)
     fields: dict[str, object] = {}
     families: set[Family] = set()
@@ -230,7 +232,7 @@ def _parse(chain: Chain, owner: str, expr: object) -> tuple[Rule, int, int]:
             if set(value) != {"family", "addr"}:
                 raise ValueError(key)
             families.add(Family(value["family"]))
-            fields["to"] = ip_address(value["addr"])
+            fields["to"] = _address(value["addr"], families)
             done = True
         elif key == "masquerade" and value is None and chain is Chain.POSTROUTING:
             done = True
@@ -253,14 +255,14 @@ def _parse_match(
     if left == {"meta": {"key": "nfproto"}}:
         families.add(_FAMILIES[right])
     elif left == {"meta": {"key": _link_key(chain)}}:
-        found = {"interface": right}
+        found = {"interface": _text(right)}
     else:
         protocol, field = _payload(left)
         if field == "dport":
             found = {"protocol": Protocol(protocol), "ports": _ports(right)}
         else:
             families.add(Family(protocol))
-            found = {_ENDS[field]: _address(right)}
+            found = {_ENDS[field]: _address(right, families)}
     if fields.keys() & found.keys():
         raise ValueError("matched twice")
     fields.update(found)
@@ -277,10 +279,17 @@ def _payload(left: object) -> tuple[str, str]:
     return protocol, field
 
 
-def _address(right: object) -> Address:
+def _text(right: object) -> str:
+    """One name or address; a set, a prefix or a range of them is a mapping."""
     if not isinstance(right, str):
         raise TypeError(right)
-    return ip_address(right)
+    return right
+
+
+def _address(right: object, families: set[Family]) -> Address:
+    address = ip_address(_text(right))
+    families.add(Family.of(address))
+    return address
 
 
 def _ports(right: object) -> PortRange:

@@ -3,10 +3,10 @@
 import enum
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from rules.model import Chain, Desired, Foreign, Live, Observed, Rule
 from rules.ports import ALL_PORTS
+from rules.values import Value
 
 
 class Table(enum.Enum):
@@ -18,8 +18,7 @@ class Table(enum.Enum):
     DELETE = "delete"
 
 
-@dataclass(frozen=True, slots=True)
-class SysctlChange:
+class SysctlChange(Value):
     """A setting to be made; before is None where there is no namespace to ask."""
 
     name: str
@@ -27,8 +26,7 @@ class SysctlChange:
     after: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Value, kw_only=True):
     """What to change in one namespace, and how much stays."""
 
     netns: str

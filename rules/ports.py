@@ -1,14 +1,14 @@
 """Closed port ranges and their algebra; every other module counts ports in these terms."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from rules.values import Value
 
 LOWEST = 1
 HIGHEST = 65535
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PortRange:
+class PortRange(Value, order=True):
     """The ports from first to last, both included."""
 
     first: int

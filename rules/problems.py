@@ -1,7 +1,8 @@
 """What is wrong with a manifest, said so that its author can mend it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+from rules.values import Value, replace
 
 Path = tuple[str | int, ...]
 
@@ -25,8 +26,7 @@ class OddNumeral(str):
         return str(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(Value, kw_only=True):
     """One thing that is wrong, where it is written, and what to write instead."""
 
     code: str

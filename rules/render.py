@@ -1,6 +1,7 @@
 """Plans and rules as people and programs read them: text and JSON."""
 
 from collections.abc import Sequence
+from math import isfinite
 
 from rules.model import Chain, Foreign, Live, Rule
 from rules.plan import Plan, Table, order
@@ -33,6 +34,8 @@ def plan_text(plan: Plan) -> list[str]:
     lines = [f"~ sysctl {s.name} {s.before or '?'} -> {s.after}" for s in plan.sysctls]
     if plan.table is Table.REMAKE:
         lines.insert(0, f"~ table inet portranger is made anew: {plan.unsound}")
+    if _deletes_only_the_table(plan):
+        lines.append("- an empty table")
     lines += _aligned([_line(*entry) for entry in _entries(plan)])
     return [f"namespace {plan.netns}", *(f"  {line}" for line in lines)] if lines else []
 
@@ -80,9 +83,18 @@ def problem_json(problem: Problem) -> Json:
         "code": problem.code,
     }
     if problem.value is not ABSENT:
-        plain = isinstance(problem.value, str | int | float | bool | None)
+        plain = _is_plain(problem.value)
         fields["value"] = problem.value if plain else shown(problem.value)
     return fields
+
+
+def _is_plain(value: object) -> bool:
+    """Whether JSON has it: it knows no NaN, and Python writes no number of 4,301 digits."""
+    if isinstance(value, float):
+        return isfinite(value)
+    if isinstance(value, int):
+        return value.bit_length() <= 256
+    return value is None or isinstance(value, str)
 
 
 def live_text(live: Sequence[Live]) -> list[str]:
@@ -198,6 +210,9 @@ def _changes(plan: Plan) -> list[Json]:
         before, after = {"name": s.name, "value": s.before}, {"name": s.name, "value": s.after}
         changes.append({"kind": "sysctl", "before": before, "after": after})
     changes = [{"action": "change", "netns": plan.netns, **change} for change in changes]
+    if _deletes_only_the_table(plan):
+        gone: Json = {"kind": "table", "before": {}, "after": None}
+        changes.append({"action": "remove", "netns": plan.netns, **gone})
     for old, rule in _entries(plan):
         changes.append(
             {
@@ -208,6 +223,10 @@ def _changes(plan: Plan) -> list[Json]:
             }
         )
     return changes
+
+
+def _deletes_only_the_table(plan: Plan) -> bool:
+    return plan.table is Table.DELETE and not plan.remove
 
 
 def _before(old: Old) -> Json | None:

@@ -1,13 +1,13 @@
 """A packet's way through a set of rules: the oracle of the tests, and what `explain` answers."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+from rules.desired import LOOPBACK
 from rules.model import Address, Chain, Family, Protocol, Rule
+from rules.values import Value, replace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Packet:
+class Packet(Value, kw_only=True):
     """The first packet of a flow, as one chain sees it."""
 
     family: Family
@@ -42,7 +42,10 @@ def explained(
     if not rules:
         yield "nothing of ours is here: no packet is forwarded by us"
         return
-    for packet, chain, place in _flows(rules, protocol, port, sender):
+    flows = list(_flows(rules, protocol, port, sender))
+    if not flows:
+        yield f"{protocol.value}/{port} is not forwarded: no rule of ours lets it in"
+    for packet, chain, place in flows:
         rule = trace(rules, chain, packet)
         flow = f"{NAMES[packet.family]} {protocol.value}/{port} {place}"
         yield f"{flow}: {_fate(rule, packet) if rule else _why_not(rules, chain, packet)}"
@@ -65,8 +68,11 @@ def _flows(
             packet = Packet(family=family, protocol=protocol, port=port, source=sender)
             yield packet, Chain.POSTROUTING, f"from the guest {sender}"
         elif sender is not None and sender.is_loopback:
-            packet = Packet(family=family, protocol=protocol, port=port, destination=sender)
-            yield packet, Chain.OUTPUT, f"to {sender} from inside the namespace"
+            own = LOOPBACK[family]
+            packet = Packet(
+                family=family, protocol=protocol, port=port, source=sender, destination=own
+            )
+            yield packet, Chain.OUTPUT, f"to {own} from inside the namespace"
         else:
             links = {rule.interface for rule in here if rule.chain is Chain.PREROUTING}
             for link in sorted(link for link in links if link is not None):
@@ -93,9 +99,8 @@ def _why_not(rules: Sequence[Rule], chain: Chain, packet: Packet) -> str:
         rule.ports
         for rule in rules
         if rule.chain is chain
-        and rule.family is packet.family
-        and rule.protocol is packet.protocol
         and rule.ports is not None
+        and matches(replace(rule, ports=None), packet)
     )
     if not others:
         return f"is not forwarded: no {packet.protocol.value} port is declared"

@@ -8,7 +8,6 @@ They carry a prefix of their own and are removed at the end, also after a failur
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv6Interface
 
 from pyroute2 import IPRoute, netns
@@ -16,6 +15,7 @@ from pyroute2 import IPRoute, netns
 from agent.kernel import sysctl
 from agent.kernel.netns import inside, opened
 from rules.model import Family, InterfaceAddress
+from rules.values import Value
 
 CLIENT = (IPv4Interface("192.0.2.1/24"), IPv6Interface("2001:db8::1/64"))
 POD = (IPv4Interface("192.0.2.2/24"), IPv6Interface("2001:db8::2/64"))
@@ -23,8 +23,7 @@ GATEWAY = (IPv4Interface("10.0.2.1/24"), IPv6Interface("fd10:0:2::1/120"))
 GUEST = (IPv4Interface("10.0.2.2/24"), IPv6Interface("fd10:0:2::2/120"))
 
 
-@dataclass(frozen=True, slots=True)
-class Lab:
+class Lab(Value):
     """The names of the three namespaces."""
 
     client: str

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from agent.kernel import netns as namespaces
 from agent.kernel import rtnetlink, sysctl
 from agent.kernel.nftables import Nftables
 from rules.model import Observed, Surroundings
 from rules.plan import Plan
+from rules.values import replace
 
 
 class LiveNamespace:

@@ -6,11 +6,11 @@ refuses a whole commit for one stale handle.
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from agent.errors import NoNamespace, Stale
 from rules.model import Foreign, Live, Observed, Rule, Surroundings
 from rules.plan import Plan, Table
+from rules.values import replace
 
 
 class MemoryNamespace:

@@ -3,7 +3,6 @@
 import ctypes
 import errno
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,8 +71,7 @@ def _come_home(home: int) -> None:
     try:
         _setns(home)
     except OSError as error:
-        print(f"portranger: lost in a foreign namespace ({error}); ending", file=sys.stderr)
-        sys.stderr.flush()
+        os.write(2, f"portranger: lost in a foreign namespace ({error}); ending\n".encode())
         os._exit(1)
 
 

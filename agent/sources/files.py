@@ -4,13 +4,13 @@ there, in which a source that cannot be read is a problem and never the same as 
 import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 
 from agent.sources import json_text
 from rules.manifests import read
 from rules.model import Machine
 from rules.problems import Path, Problem
+from rules.values import Value, replace
 
 MOST_BYTES = 32 * 1024 * 1024
 STDIN = "<stdin>"
@@ -22,8 +22,7 @@ _SPOILS = ("yaml-alias", "yaml-key", "yaml-merge", "yaml-tag")
 Lines = dict[Path, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(Value, kw_only=True):
     """Everything the sources held at one moment."""
 
     machines: tuple[Machine, ...] = ()

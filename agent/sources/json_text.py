@@ -77,27 +77,27 @@ def _steps(text: str) -> Iterator[tuple[Path, int, bool]]:
     key_next = False
     line, position = 1, 0
     for match in _TOKEN.finditer(text):
-        token = match.group()
+        mark = match.group()
         line += text.count("\n", position, match.start())
         position = match.start()
-        if token in "}]":
+        if mark in "}]":
             path.pop()
             keys.pop()
-        elif token in ",":
+        elif mark == ",":
             step = path[-1]
             key_next = isinstance(step, str)
             if isinstance(step, int):
                 path[-1] = step + 1
-        elif token in ":":
+        elif mark == ":":
             key_next = False
         elif key_next:
-            path[-1] = key = json.loads(token)
+            path[-1] = key = json.loads(mark)
             yield tuple(path), line, key in keys[-1]
             keys[-1].add(key)
         else:
             if not path or isinstance(path[-1], int):
                 yield tuple(path), line, False
-            if token in "{[":
-                key_next = token in "{"
+            if mark in "{[":
+                key_next = mark == "{"
                 path.append("" if key_next else 0)
                 keys.append(set())

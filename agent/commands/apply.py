@@ -1,0 +1,40 @@
+"""`portranger apply`: make the namespaces of some manifests hold what these declare."""
+
+from collections.abc import Callable, Sequence
+
+from agent.commands.common import BAD_MANIFEST, failed, intents, reported, say_notes, say_plans
+from agent.console import Console
+from agent.errors import Failure
+from agent.kernel.kinds import Kernel
+from agent.reconcile import converge
+from agent.sources.files import load
+
+
+def apply(
+    paths: Sequence[str],
+    console: Console,
+    *,
+    kernel: Kernel,
+    netns: str | None = None,
+    confirm: Callable[[str], bool],
+) -> int:
+    snapshot = load(paths, console.stdin, netns=netns)
+    if reported(snapshot, console):
+        console.warn("Nothing was applied: mend the manifests first.")
+        return BAD_MANIFEST
+    found, failures = intents(snapshot.machines, kernel)
+    say_plans(console, [intent.plan for intent in found])
+    say_notes(console, snapshot.machines, found)
+    due = [intent for intent in found if not intent.plan.empty]
+    if due and not confirm("Apply this plan?"):
+        raise Failure("nothing was applied", "Answer y, or give --yes")
+    for intent in due:
+        name = intent.plan.netns
+        try:
+            with kernel.opened(name) as namespace:
+                converge(name, intent.desired, namespace)
+        except Failure as failure:
+            failures.append(failure)
+        else:
+            console.say(f"Applied in namespace {name}: the kernel holds it now.")
+    return failed(console, failures)

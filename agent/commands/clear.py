@@ -1,0 +1,36 @@
+"""`portranger clear`: remove everything of ours from namespaces."""
+
+from collections.abc import Callable, Sequence
+
+from agent.commands.common import failed
+from agent.commands.show import held
+from agent.console import Console
+from agent.errors import Failure
+from agent.kernel.kinds import Kernel
+from agent.reconcile import converge
+from rules.model import Desired
+from rules.plan import diff
+from rules.render import plan_text
+
+
+def clear(
+    netns: Sequence[str], console: Console, *, kernel: Kernel, confirm: Callable[[str], bool]
+) -> int:
+    found, failures = held(netns, kernel)
+    plans = [diff(name, Desired(), observed) for name, observed in found.items()]
+    due = [plan for plan in plans if not plan.empty]
+    for plan in due:
+        console.say_plan(plan_text(plan) or [f"namespace {plan.netns}", "  - an empty table"])
+    if not due:
+        console.say("Nothing to clear.")
+    elif not confirm(f"Remove everything of ours from {len(due)} namespaces?"):
+        raise Failure("nothing was removed", "Answer y, or give --yes")
+    for plan in due:
+        try:
+            with kernel.opened(plan.netns) as namespace:
+                converge(plan.netns, Desired(), namespace)
+        except Failure as failure:
+            failures.append(failure)
+        else:
+            console.say(f"Cleared namespace {plan.netns}; its kernel settings stay as they are.")
+    return failed(console, failures)

@@ -1,0 +1,76 @@
+"""What several commands share: reading manifests, telling problems, and making plans."""
+
+from collections.abc import Sequence
+
+from agent.console import Console
+from agent.errors import Failure
+from agent.reconcile import Intent, by_namespace, intend, intend_from_nothing
+from agent.sources.files import Snapshot
+from rules.desired import conflicts
+from rules.model import Machine
+from rules.plan import Plan
+from rules.problems import Problem
+from rules.render import plan_text, summary
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from agent.kernel.kinds import Kernel
+
+OK, CHANGES, BAD_MANIFEST = 0, 2, 65
+
+
+def reported(snapshot: Snapshot, console: Console) -> list[Problem]:
+    """Every problem of what was read, after telling each of them."""
+    problems = [*snapshot.problems, *conflicts(snapshot.machines)]
+    for line in snapshot.skipped:
+        console.warn(line)
+    for problem in problems:
+        console.warn(str(problem))
+    if problems:
+        console.warn(f"{len(problems)} problems in {snapshot.count} manifests.")
+    return problems
+
+
+def intents(
+    machines: Sequence[Machine], kernel: "Kernel | None"
+) -> tuple[list[Intent], list[Failure]]:
+    """What to do in each namespace, and which of them could not be looked at."""
+    found: list[Intent] = []
+    failures: list[Failure] = []
+    for name, group in by_namespace(machines).items():
+        if all(machine.masquerade is None for machine in group):
+            continue
+        if kernel is None:
+            found.append(intend_from_nothing(name, group))
+            continue
+        try:
+            with kernel.opened(name) as namespace:
+                found.append(intend(name, group, namespace))
+        except Failure as failure:
+            failures.append(failure)
+    return found, failures
+
+
+def say_plans(console: Console, plans: Sequence[Plan]) -> None:
+    """Every change, and their sum."""
+    for plan in plans:
+        console.say_plan(plan_text(plan))
+    console.say(summary(plans))
+
+
+def say_notes(console: Console, machines: Sequence[Machine], found: Sequence[Intent]) -> None:
+    """What gets no rule, and why: not ours, or not yet."""
+    for machine in machines:
+        for other in machine.not_ours:
+            console.say(f"not ours: {machine}/{other.interface}: {other.reason}")
+    for intent in found:
+        for pending in intent.desired.pending:
+            where = f"namespace {intent.plan.netns}"
+            console.say(f"pending in {where}: {pending.owner}: {pending.reason}")
+
+
+def failed(console: Console, failures: Sequence[Failure]) -> int:
+    """The exit code after telling what failed; 0 if nothing did."""
+    for failure in failures:
+        console.warn(f"portranger: {failure}")
+    return failures[0].exit_code if failures else OK

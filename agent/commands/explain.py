@@ -1,0 +1,67 @@
+"""`portranger explain`: which rule takes a packet where, or why none does."""
+
+from collections.abc import Sequence
+from ipaddress import ip_address
+
+from agent.commands.common import BAD_MANIFEST, failed, reported
+from agent.commands.show import held
+from agent.console import Console
+from agent.errors import Failure, Usage
+from agent.kernel.kinds import Kernel
+from agent.reconcile import by_namespace
+from agent.sources.files import load
+from rules.desired import desire
+from rules.model import Address, Protocol, Rule
+from rules.plan import order
+from rules.ports import HIGHEST, LOWEST
+from rules.trace import explained
+
+
+def explain(  # noqa: PLR0913 - the options of the command
+    what: str,
+    console: Console,
+    *,
+    paths: Sequence[str] = (),
+    kernel: Kernel | None = None,
+    netns: str | None = None,
+    source: str | None = None,
+) -> int:
+    protocol, port = _protocol_and_port(what)
+    sender = _address(source) if source else None
+    rules: dict[str, list[Rule]] = {}
+    failures: list[Failure] = []
+    if kernel is not None:
+        found, failures = held([netns] if netns else [], kernel)
+        rules = {name: [one.rule for one in seen.live] for name, seen in found.items()}
+    else:
+        snapshot = load(paths, console.stdin, netns=netns)
+        if reported(snapshot, console):
+            return BAD_MANIFEST
+        for name, machines in by_namespace(snapshot.machines).items():
+            rules[name] = list(desire(machines, None).rules)
+        for machine in snapshot.machines:
+            for other in machine.not_ours:
+                console.say(f"not ours: {machine}/{other.interface}: {other.reason}")
+    for name in rules:
+        console.say(f"namespace {name}")
+        for line in explained(sorted(rules[name], key=order), protocol, port, sender):
+            console.say(f"  {line}")
+    if not rules and not failures:
+        console.say("Nothing of ours is live: no packet is forwarded by us.")
+    return failed(console, failures)
+
+
+def _protocol_and_port(what: str) -> tuple[Protocol, int]:
+    protocol, _, port = what.lower().partition("/")
+    known = protocol in {one.value for one in Protocol}
+    number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else 0
+    if not known or not LOWEST <= number <= HIGHEST:
+        raise Usage(f"{what!r} is not a protocol and port", "Write, say, tcp/8080 or udp/53")
+    return Protocol(protocol), number
+
+
+def _address(text: str) -> Address:
+    try:
+        return ip_address(text)
+    except ValueError as error:
+        raise Usage(f"{text!r} is not an address", "Write, say, 192.0.2.7 or ::1") from error

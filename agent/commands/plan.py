@@ -1,0 +1,70 @@
+"""`portranger plan`: what would change; against nothing, it needs neither root nor a kernel."""
+
+from collections.abc import Sequence
+
+from agent.commands.common import (
+    BAD_MANIFEST,
+    CHANGES,
+    OK,
+    failed,
+    intents,
+    reported,
+    say_notes,
+    say_plans,
+)
+from agent.console import Console
+from agent.errors import Usage
+from agent.sources.files import load
+from rules.plan import Plan
+from rules.render import plan_json, summary
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from agent.kernel.kinds import Kernel
+
+OUTPUTS = ("text", "json", "nft")
+
+
+def plan(  # noqa: PLR0913 - the options of the command
+    paths: Sequence[str],
+    console: Console,
+    *,
+    kernel: "Kernel | None",
+    netns: str | None = None,
+    output: str = "text",
+    detailed: bool = False,
+) -> int:
+    snapshot = load(paths, console.stdin, netns=netns)
+    problems = reported(snapshot, console)
+    if problems:
+        if output == "json":
+            console.say_json(plan_json([], problems))
+        return BAD_MANIFEST
+    found, failures = intents(snapshot.machines, kernel)
+    plans = [intent.plan for intent in found]
+    if output == "json":
+        console.say_json(plan_json(plans, []))
+    elif output == "nft":
+        _say_script(console, plans)
+    else:
+        say_plans(console, plans)
+        say_notes(console, snapshot.machines, found)
+    if failures:
+        return failed(console, failures)
+    return CHANGES if detailed and any(not one.empty for one in plans) else OK
+
+
+def _say_script(console: Console, plans: Sequence[Plan]) -> None:
+    from rules import nft  # only where it is asked for
+
+    if len(plans) > 1:
+        raise Usage(
+            f"-o nft prints one namespace's script, not {', '.join(one.netns for one in plans)}",
+            "Give the manifests of one namespace",
+        )
+    for one in plans:
+        console.say(f"# portranger, namespace {one.netns}. {summary([one])}")
+        for change in one.sysctls:
+            console.say(f"# sysctl -w {change.name}={change.after}")
+        for line in nft.script(one).splitlines():
+            console.say(line)

@@ -1,0 +1,23 @@
+"""What every kernel offers, whichever holds the rules: the seam that reconcile works through."""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from rules.model import Observed, Surroundings
+from rules.plan import Plan
+
+
+class Namespace(Protocol):
+    """An opened namespace."""
+
+    def surroundings(self) -> Surroundings: ...
+    def observe(self, sysctls: Iterable[str] = ()) -> Observed: ...
+    def commit(self, plan: Plan) -> None: ...
+
+
+class Kernel(Protocol):
+    """Where namespaces are."""
+
+    def names(self) -> list[str]: ...
+    def opened(self, netns: str) -> AbstractContextManager[Namespace]: ...
