@@ -241,6 +241,7 @@ def _rules(  # noqa: PLR0913 - one argument for each thing a rule is made of
             owner=owner,
             interface=link,
             source=loopback,
+            destination=guest.address,  # of two guests behind one link, each has its gateway
             to=gateway,
         )
 

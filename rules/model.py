@@ -13,7 +13,13 @@ Address = IPv4Address | IPv6Address
 InterfaceAddress = IPv4Interface | IPv6Interface
 
 
-class Family(enum.Enum):
+class _Word(enum.Enum):
+    """One of a few words; hashed by identity, as there is only one of each (Enum is slower)."""
+
+    __hash__ = object.__hash__
+
+
+class Family(_Word):
     """An address family, by the name nftables gives it."""
 
     IP = "ip"
@@ -24,14 +30,14 @@ class Family(enum.Enum):
         return Family.IP if address.version == 4 else Family.IP6
 
 
-class Protocol(enum.Enum):
+class Protocol(_Word):
     """A transport protocol that has ports."""
 
     TCP = "tcp"
     UDP = "udp"
 
 
-class Chain(enum.Enum):
+class Chain(_Word):
     """A place on the packet's way where we hold rules."""
 
     PREROUTING = "prerouting"

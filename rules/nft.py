@@ -74,8 +74,11 @@ def statement(rule: Rule) -> str:
     return " ".join(words)
 
 
-def decode(listing: Iterable[Mapping[str, object]]) -> Observed:
-    """What a listing of our table holds."""
+def decode(
+    listing: Iterable[Mapping[str, object]], known: dict[str, Rule] | None = None
+) -> Observed:
+    """What a listing of our table holds; `known` remembers rules from one listing to the next."""
+    known = {} if known is None else known
     found: list[Live | Foreign] = []
     chains: set[Chain] = set()
     unsound: list[str] = []
@@ -95,7 +98,7 @@ def decode(listing: Iterable[Mapping[str, object]]) -> Observed:
             else:
                 chains.add(chain)
         elif kind == "rule":
-            found.append(_decode_rule(value))
+            found.append(_decode_rule(value, known))
         elif kind != "metainfo":
             unsound.append(f"there is a {kind} {shown(value.get('name'))} in it that is not ours")
     return Observed(
@@ -200,54 +203,57 @@ def _decode_chain(value: Json) -> Chain | None:
     return None
 
 
-def _decode_rule(value: Json) -> Live | Foreign:
+def _decode_rule(value: Json, known: dict[str, Rule]) -> Live | Foreign:
     """The rule, or why it cannot be one of ours: then it is foreign."""
     chain, handle, expr = value.get("chain"), value.get("handle"), value.get("expr")
     name = str(chain) if str(chain).isprintable() else "?"
     place = (name, handle if isinstance(handle, int) else 0)
     try:
-        rule, packets, octets = _parse(Chain(chain), str(value.get("comment", "")), expr)
+        packets, octets, rest = _counted(expr)
+        owner = str(value.get("comment", ""))
+        content = f"{chain} {owner} {rest}"
+        rule = known.get(content)
+        if rule is None:
+            rule = known[content] = _parse(Chain(chain), owner, rest)
     except (AttributeError, LookupError, TypeError, ValueError):
         return Foreign(*place, text=_gist(expr))
     return Live(rule, place[1], packets, octets)
 
 
-def _parse(chain: Chain, owner: str, expr: object) -> tuple[Rule, int, int]:
-    """Raises for what we could not have written: the ways to differ are too many to name."""
-    if not isinstance(expr, list) or not owner.isprintable():
+def _counted(expr: object) -> tuple[int, int, list[Json]]:
+    """Packets and bytes of a rule, and the rest of its expressions."""
+    if not isinstance(expr, list):
         raise TypeError(expr)
+    rest = [item for item in expr if "counter" not in item]
+    (counter,) = (item["counter"] for item in expr if "counter" in item)
+    return int(counter["packets"]), int(counter["bytes"]), rest
+
+
+def _parse(chain: Chain, owner: str, expr: list[Json]) -> Rule:
+    """Raises for what we could not have written: the ways to differ are too many to name."""
+    if not owner.isprintable():
+        raise ValueError(owner)
+    *conditions, last = expr
     fields: dict[str, object] = {}
     families: set[Family] = set()
-    counter: Mapping[str, int] = {}
-    done = False
-    for item in expr:
-        ((key, value),) = item.items()
-        if done:
-            raise ValueError(key)
-        if key == "match":
-            _parse_match(chain, value, fields, families)
-        elif key == "counter" and not counter:
-            counter = value
-        elif key in ("dnat", "snat") and key == _verb(chain):
-            if set(value) != {"family", "addr"}:
-                raise ValueError(key)
-            families.add(Family(value["family"]))
-            fields["to"] = _address(value["addr"], families)
-            done = True
-        elif key == "masquerade" and value is None and chain is Chain.POSTROUTING:
-            done = True
-        else:
-            raise ValueError(key)
+    for condition in conditions:
+        _parse_match(chain, condition, fields, families)
+    if last != {"masquerade": None} or chain is not Chain.POSTROUTING:
+        target = last[_verb(chain)]
+        if len(last) > 1 or not isinstance(target, dict) or set(target) != {"family", "addr"}:
+            raise ValueError(last)
+        families.add(Family(target["family"]))
+        fields["to"] = _address(target["addr"], families)
     (family,) = families
-    if not done:
-        raise ValueError("no verdict")
-    rule = Rule(chain=chain, family=family, owner=owner, **fields)  # type: ignore[arg-type]
-    return rule, counter["packets"], counter["bytes"]
+    return Rule(chain=chain, family=family, owner=owner, **fields)  # type: ignore[arg-type]
 
 
 def _parse_match(
-    chain: Chain, match: Mapping[str, object], fields: dict[str, object], families: set[Family]
+    chain: Chain, condition: Json, fields: dict[str, object], families: set[Family]
 ) -> None:
+    match = condition["match"]
+    if len(condition) > 1 or not isinstance(match, dict):
+        raise ValueError(condition)
     if match["op"] != "==":
         raise ValueError(match["op"])
     left, right = match["left"], match["right"]

@@ -1,7 +1,7 @@
 """The difference between what should be and what is: a set difference, as a value."""
 
 import enum
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 
 from rules.model import Chain, Desired, Foreign, Live, Observed, Rule
@@ -53,18 +53,18 @@ class Plan(Value, kw_only=True):
 def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
     """What leads from the observed to the desired; rules of pending machines stay as they are."""
     kept_owners = {pending.owner for pending in desired.pending}
-    missing = Counter(desired.rules)
+    missing = set(desired.rules)
     unchanged: list[Live] = []
     surplus: list[Live] = []
     for live in observed.live:
-        if missing[live.rule] > 0:
-            missing[live.rule] -= 1
+        if live.rule in missing:
+            missing.discard(live.rule)
             unchanged.append(live)
         elif live.rule.owner in kept_owners:
             unchanged.append(live)
         else:
             surplus.append(live)
-    add, change, remove = _pair(surplus, missing.elements())
+    add, change, remove = _pair(surplus, missing)
     wanted_chains = {rule.chain for rule in desired.rules}
     return Plan(
         netns=netns,
@@ -74,7 +74,7 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
         add=add,
         change=change,
         remove=(*remove, *observed.foreign),
-        unchanged=tuple(sorted(unchanged, key=lambda live: order(live.rule))),
+        unchanged=tuple(unchanged),
         sysctls=tuple(
             SysctlChange(sysctl.name, observed.sysctls.get(sysctl.name), sysctl.value)
             for sysctl in sorted(desired.sysctls)

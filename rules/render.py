@@ -115,7 +115,7 @@ def rule_words(rule: Rule) -> list[str]:
     if rule.destination is not None:
         what += f" to {rule.destination}"
     if rule.interface is not None:
-        what += f" {'to' if rule.chain is Chain.POSTROUTING else 'on'} {rule.interface}"
+        what += f" {'via' if rule.chain is Chain.POSTROUTING else 'on'} {rule.interface}"
     return [rule.family.value, rule.chain.value, what, f"-> {target(rule)}", rule.owner]
 
 

@@ -30,7 +30,8 @@ class _Maker(type):
     ) -> "_Maker":
         fields = tuple(_annotations(body)) if bases else ()
         body["_defaults"] = {field: body.pop(field) for field in fields if field in body}
-        body["__slots__"] = body["__match_args__"] = fields
+        body["__match_args__"] = fields
+        body["__slots__"] = fields if bases else ("_hash",)
         made = super().__new__(mcs, name, bases, body)
         made._setters = tuple(getattr(made, field).__set__ for field in fields)
         made._content = attrgetter(*fields) if fields else None
@@ -57,6 +58,8 @@ class Value(metaclass=_Maker):
 
     __match_args__: "ClassVar[tuple[str, ...]]"
     _defaults: "ClassVar[dict[str, Any]]"
+    if TYPE_CHECKING:
+        _hash: ClassVar[int]  # in truth a slot, but no field
 
     def __init__(self, *given: "Any", **named: "Any") -> None:
         cls = type(self)
@@ -84,7 +87,11 @@ class Value(metaclass=_Maker):
         return bool(content(self) == content(other))
 
     def __hash__(self) -> int:
-        return hash(type(self)._content(self))
+        try:
+            return self._hash
+        except AttributeError:  # the first time; addresses and the like are slow to hash
+            object.__setattr__(self, "_hash", hash(type(self)._content(self)))
+            return self._hash
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a {type(self).__name__} never changes: {name} stays")

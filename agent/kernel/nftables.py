@@ -5,17 +5,24 @@ be shared between threads.
 """
 
 import ctypes
+import socket
+import struct
 
 import nftables
 
 from agent.errors import BackendMissing, Failure, NotPermitted, Stale
-from rules.model import Observed
+from agent.kernel.netlink import ask
+from rules.model import Observed, Rule
 from rules.nft import NAME, decode, encode
 from rules.plan import Plan, Table
 
 LIBRARY = "libnftables.so.1"
 LIST = {"nftables": [{"list": {"table": {"family": "inet", "name": NAME}}}]}
+KNOWN_RULES = 50_000  # decoded and remembered at the most; then from scratch
 MISSING = "No such file or directory"
+NETLINK_NETFILTER = 12
+NFT_MSG_GETGEN = (10 << 8) | 16  # of the subsystem nftables
+NFTA_GEN_ID = 1
 STALE = (MISSING, "File exists", "Device or resource busy", "Interrupted system call")
 
 
@@ -31,12 +38,28 @@ class Nftables:
             ) from error
         self._context = nftables.Nftables(LIBRARY)
         self._context.set_handle_output(True)
+        self._netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
+        self._seen: tuple[int, Observed] | None = None
+        self._known: dict[str, Rule] = {}
 
     def observe(self) -> Observed:
-        """What our table holds; nothing where there is none."""
+        """What our table holds, as far as its rules go: where no generation of the ruleset has
+        passed since the last look, the same as then, counters included."""
+        generation = self._generation()
+        if self._seen is None or self._seen[0] != generation:
+            self._seen = generation, self._list()
+        return self._seen[1]
+
+    def _generation(self) -> int:
+        ((_, attributes),) = ask(self._netlink, NFT_MSG_GETGEN, 0, bytes(4), "=BBH")
+        return int(struct.unpack(">I", attributes[NFTA_GEN_ID])[0])
+
+    def _list(self) -> Observed:
         code, output, error = self._context.json_cmd(LIST)
         if code == 0:
-            return decode(output["nftables"])
+            if len(self._known) > KNOWN_RULES:
+                self._known.clear()
+            return decode(output["nftables"], self._known)
         if MISSING in error:
             return Observed()
         raise failure(error, Table.KEEP)
@@ -51,6 +74,7 @@ class Nftables:
 
     def close(self) -> None:
         """Let go of the namespace."""
+        self._netlink.close()
         del self._context
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from agent.errors import NotPermitted, TryAgain
 
-ROOT = Path("/proc/sys")
 SWAP = str.maketrans("./", "/.")  # in a dotted name, a slash stands for a dot of a link's name
 
 
@@ -15,7 +14,7 @@ def read(names: Iterable[str]) -> dict[str, str]:
     values: dict[str, str] = {}
     for name in names:
         try:
-            values[name] = (ROOT / name.translate(SWAP)).read_text().strip()
+            values[name] = _path(name).read_text().strip()
         except FileNotFoundError:
             continue
     return values
@@ -24,7 +23,7 @@ def read(names: Iterable[str]) -> dict[str, str]:
 def write(name: str, value: str) -> None:
     """Make a setting."""
     try:
-        (ROOT / name.translate(SWAP)).write_text(value)
+        _path(name).write_text(value)
     except FileNotFoundError as error:
         raise TryAgain(f"there is no setting {name} (its link went away)") from error
     except OSError as error:
@@ -34,3 +33,7 @@ def write(name: str, value: str) -> None:
             f"may not set {name}={value}: {error.strerror}",
             "Run as root with /proc/sys writable, or set it yourself beforehand.",
         ) from error
+
+
+def _path(name: str) -> Path:
+    return Path("/proc/sys", name.translate(SWAP))

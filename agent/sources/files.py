@@ -1,10 +1,12 @@
 """Manifests from files, directories and standard input: one snapshot of everything that is written
-there, in which a source that cannot be read is a problem and never the same as an empty one."""
+there, in which a source that cannot be read is a problem and never the same as an empty one.
+
+It does without pathlib, whose import takes as long as reading a dozen manifests.
+"""
 
 import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path as FilePath
 
 from agent.sources import json_text
 from rules.manifests import read
@@ -60,7 +62,7 @@ class _UnusableError(Exception):
 def load(paths: Sequence[str], stdin: Callable[[], bytes], *, netns: str | None = None) -> Snapshot:
     """Read every path; `-` is standard input, a directory the manifests directly in it."""
     findings = _Findings()
-    for name in _each_once(paths, findings.problems):
+    for name in _each_once(paths):
         try:
             text = _text(_bounded(stdin()) if name == "-" else _content(name))
         except _UnusableError as error:
@@ -86,35 +88,35 @@ def _label(name: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
 
 
-def _each_once(paths: Iterable[str], problems: list[Problem]) -> list[str]:
+def _each_once(paths: Iterable[str]) -> list[str]:
     """The files that are named, directly or by their directory, none of them twice."""
     names: dict[str, str] = {}
     for path in paths:
-        try:
-            inside = _inside(path) if path not in ("-", "") and FilePath(path).is_dir() else [path]
-        except (OSError, ValueError) as error:
-            problems.append(_unreadable(error).problem(_label(path)))
-            continue
-        for name in inside:
+        for name in [path] if path == "-" else _inside(path):
             names.setdefault(_identity(name), name)
     return list(names.values())
 
 
-def _inside(directory: str) -> list[str]:
-    return [
-        str(FilePath(directory) / entry.name)
-        for entry in sorted(os.scandir(directory), key=lambda entry: entry.name)
-        if entry.name.endswith(_SUFFIXES) and not entry.name.startswith(".") and not entry.is_dir()
-    ]
+def _inside(path: str) -> list[str]:
+    """The manifests in a directory; a path that is none is itself."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.path for entry in entries if _is_manifest(entry))
+    except (OSError, ValueError):
+        return [path]  # opening it will tell what is wrong, if anything is
+
+
+def _is_manifest(entry: "os.DirEntry[str]") -> bool:
+    return entry.name.endswith(_SUFFIXES) and not entry.name.startswith(".") and not entry.is_dir()
 
 
 def _identity(name: str) -> str:
     if name == "-" or name.startswith(_PIPES):
         return name
     try:
-        return str(FilePath(name).resolve())
-    except (OSError, RuntimeError, ValueError):
-        return name  # opening it will tell what is wrong
+        return os.path.realpath(name)
+    except (OSError, ValueError):
+        return name
 
 
 def _content(name: str) -> bytes:
@@ -201,7 +203,7 @@ def _parse(
     parsed = json_text.parse(text)
     if parsed:
         return *parsed, json_text.lines
-    from agent.sources import yaml_text  # noqa: PLC0415 - JSON needs no YAML parser
+    from agent.sources import yaml_text  # JSON needs no YAML parser
 
     return *yaml_text.parse(text), yaml_text.lines
 

@@ -1,12 +1,11 @@
 """The entry to the manifests: a plain document, as YAML or JSON gives it, is taken apart if it is
 a List, and each object in it goes to the reader of its kind."""
 
-from dataclasses import dataclass
-
 from rules.manifests.fields import Fields
 from rules.manifests.virtual_machine import KINDS, read_machine
 from rules.model import Machine
 from rules.problems import Path, Problem
+from rules.values import Value
 
 # All 65535 ports, one by one, of both protocols are still served.
 MOST_ENTRIES = 131072
@@ -14,8 +13,7 @@ _GROUP = "kubevirt.io"
 _VERSIONS = ("v1", "v1alpha1", "v1alpha2", "v1alpha3", "v1beta1")
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(Value):
     """An object of a kind that is not read."""
 
     kind: str
@@ -27,8 +25,7 @@ class Skipped:
         return f"{name} is not read by this version"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(Value, kw_only=True):
     """What a document holds; paths lead from its root."""
 
     machines: tuple[Machine, ...] = ()

@@ -86,14 +86,13 @@ class Fields:
         )
         return None
 
-    def integer(self, key: str, *, required: bool = False) -> int | None:
-        """The whole number of that key, if it is written so that nobody can misread it."""
+    def integer(self, key: str) -> int | None:
+        """The whole number of that key, which must be there and leave nothing to misread."""
         value = self.values.get(key, ABSENT)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         if value is ABSENT:
-            if required:
-                self.missing(key, "a number")
+            self.missing(key, "a number")
         elif isinstance(value, OddNumeral):
             self.problem(
                 "ambiguous-number",
@@ -156,7 +155,7 @@ def nearest(key: str, known: Iterable[str], closeness: float = 0.6) -> str:
     by_fold = {folded(name): name for name in known}
     if folded(key) in by_fold:
         return by_fold[folded(key)]
-    import difflib  # noqa: PLC0415 - slow to load, and only bad manifests need it
+    import difflib  # slow to load, and only bad manifests need it
 
     close = difflib.get_close_matches(folded(key), by_fold, n=1, cutoff=closeness)
     return by_fold[close[0]] if close else ""

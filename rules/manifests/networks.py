@@ -39,15 +39,17 @@ _LONGEST_NAME = 63
 
 
 class Part:
-    """An interface or a network: its name, its binding or type, and what that holds."""
+    """An interface or a network: its name, its binding or type, and what that holds; of a pod
+    network also the guest's subnets, one per family."""
 
-    __slots__ = ("fields", "inner", "kind", "name")
+    __slots__ = ("fields", "inner", "kind", "name", "subnets")
 
     def __init__(self, fields: Fields, code: str, kinds: dict[str, str], usual: str) -> None:
         self.fields = fields
         self.name = _name(fields)
         self.kind = _only_one(fields, code, kinds, usual)
         self.inner = fields.mapping(self.kind or "")
+        self.subnets: list[Network] = []
         misplaced(self.inner)
 
 
@@ -72,6 +74,8 @@ def read_networks(spec: Fields) -> list[Part]:
         elif network.kind == "multus":
             network.inner.string("networkName", required=True)
             network.inner.boolean("default")
+        elif network.kind == "pod":
+            network.subnets = _vm_networks(network.inner)
         read.append(network)
     return read
 
@@ -244,8 +248,7 @@ def _is_pods_own(network: Fields) -> bool:
     return network.given("pod") or (isinstance(multus, dict) and multus.get("default") is True)
 
 
-def vm_networks(pod: Fields) -> list[Network]:
-    """The networks, one per family, that a pod network gives the guest."""
+def _vm_networks(pod: Fields) -> list[Network]:
     read = [_vm_network(pod, *cidr) for cidr in CIDRS]
     return [one for one in read if one]
 

@@ -1,21 +1,19 @@
-"""The ports an interface declares, in any of the spellings, as claims: `ports` with or without
-`end`, `portRanges`, and the two annotations."""
+"""The ports an interface declares in its own fields, `ports` with or without `end` and
+`portRanges`, and what holds for declared ports in every spelling."""
 
 from collections.abc import Iterable
 
 from rules.manifests.fields import Fields, folded, nearest
-from rules.manifests.metadata import PORT_END, PORT_RANGES, Annotations
 from rules.model import Claim, Protocol
 from rules.ports import HIGHEST, LOWEST, PortRange
-from rules.problems import ABSENT, Path, dotted
+from rules.problems import Path, dotted
 
 PORT_KEYS = ("name", "protocol", "port", "end")
 RANGE_KEYS = ("protocol", "start", "end")
-_PROTOCOLS = {"TCP": Protocol.TCP, "UDP": Protocol.UDP}
+PROTOCOLS = {"TCP": Protocol.TCP, "UDP": Protocol.UDP}
 _NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 _LONGEST_NAME = 15
-_LONGEST_PORT = len(str(HIGHEST))
-_PORT_FIX = f"Write a number from {LOWEST} to {HIGHEST}."
+PORT_FIX = f"Write a number from {LOWEST} to {HIGHEST}."
 _INTERFACE_KEYS = frozenset(
     (
         *("name", "model", "macAddress", "ports", "portRanges", "acpiIndex", "bootOrder"),
@@ -58,7 +56,7 @@ def declared(interface: Fields, limit: int) -> list[Entry]:
     for key in ("ports", "portRanges"):
         values = interface.values.get(key)
         if isinstance(values, list) and len(values) > limit:
-            _too_many(interface, (key,), len(values), limit)
+            too_many(interface, (key,), len(values), limit)
             return []
     entries = [_port(port) for port in interface.mappings("ports")]
     entries += [_range(ports) for ports in interface.mappings("portRanges")]
@@ -74,7 +72,12 @@ def near_misses(interface: Fields) -> None:
             else:
                 close = nearest(key, ("ports", "portRanges"), 0.75)
             if close:
-                interface.unknown(key, (close,))
+                interface.problem(
+                    "unknown-key",
+                    "is not a known key here, and without ports every port is forwarded",
+                    f"Write {close} instead.",
+                    at=(key,),
+                )
 
 
 def check_single(interface: Fields, entries: Iterable[Entry]) -> None:
@@ -148,19 +151,19 @@ def _entry(
 
 
 def _number(fields: Fields, key: str) -> int | None:
-    number = fields.integer(key, required=True)
+    number = fields.integer(key)
     if number is None or LOWEST <= number <= HIGHEST:
         return number
-    fields.problem("port-out-of-range", "is not a port number", _PORT_FIX, at=(key,), value=number)
+    fields.problem("port-out-of-range", "is not a port number", PORT_FIX, at=(key,), value=number)
     return None
 
 
 def _protocol(fields: Fields) -> Protocol | None:
     text = fields.values.get("protocol", "TCP")
-    protocol = _PROTOCOLS.get(text) if isinstance(text, str) else None
+    protocol = PROTOCOLS.get(text) if isinstance(text, str) else None
     if protocol is None:
         meant = text.strip().upper() if isinstance(text, str) else ""
-        fix = f"Write {meant}." if meant in _PROTOCOLS else "Write TCP or UDP."
+        fix = f"Write {meant}." if meant in PROTOCOLS else "Write TCP or UDP."
         fields.problem(
             "bad-protocol", "must be exactly TCP or UDP", fix, at=("protocol",), value=text
         )
@@ -208,95 +211,6 @@ def check_names(document: Fields, entries: Iterable[Entry]) -> None:
             )
 
 
-def lengthen(annotations: Annotations, entries: Iterable[Entry]) -> None:
-    """Let named ports become ranges where a port-end annotation says so."""
-    keys = [key for key in annotations.texts if key.startswith(PORT_END)]
-    if not keys:
-        return
-    by_name = {entry.name: entry for entry in entries}
-    for key in keys:
-        name = key[len(PORT_END) :]
-        last = _annotated_end(annotations, key)
-        entry = by_name.get(name)
-        if entry is None:
-            annotations.problem(
-                key,
-                "no-such-port",
-                f"is for a port named {name!r:.20}, and there is none",
-                "Give the port that name, or remove the annotation.",
-            )
-        elif entry.ended:
-            annotations.problem(
-                key,
-                "end-and-annotation",
-                f"is also said by end in {dotted(entry.path)}",
-                "Keep one of the two.",
-            )
-        elif last is not None and last < entry.first:
-            annotations.problem(
-                key,
-                "end-before-start",
-                f"is below the port it starts at, which is {entry.first}",
-                f"Write a number from {entry.first} to {HIGHEST}.",
-            )
-        elif last is not None:
-            entry.last, entry.range, entry.ended = last, last != entry.first, True
-
-
-def _annotated_end(annotations: Annotations, key: str) -> int | None:
-    text = annotations.text(key) or ""
-    number = decimal(text)
-    if number is None:
-        annotations.problem(key, "not-an-integer", "must be a whole number", _PORT_FIX)
-    elif not LOWEST <= number <= HIGHEST:
-        annotations.problem(key, "port-out-of-range", "is not a port number", _PORT_FIX)
-    else:
-        return number
-    return None
-
-
-def decimal(text: str) -> int | None:
-    """The number in plain decimal digits that a text is; one beyond all ports if it is long."""
-    if not (text.isascii() and text.isdigit()) or (text[0] == "0" and text != "0"):
-        return None
-    return int(text) if len(text) <= _LONGEST_PORT else HIGHEST + 1
-
-
-def annotated(annotations: Annotations, limit: int) -> list[Entry]:
-    """What the port-ranges annotation declares."""
-    text = annotations.text(PORT_RANGES)
-    if text is None:
-        return []
-    items = text.split(",")
-    if len(items) > limit:
-        _, path = annotations.texts[PORT_RANGES]
-        _too_many(annotations.document, path[len(annotations.document.path) :], len(items), limit)
-        return []
-    entries = [_item(annotations, item.strip()) for item in items]
-    return [entry for entry in entries if entry]
-
-
-def _item(annotations: Annotations, item: str) -> Entry | None:
-    ports, slash, protocol_text = item.partition("/")
-    protocol = _PROTOCOLS.get(protocol_text.upper()) if slash else Protocol.TCP
-    start, dash, end = ports.partition("-")
-    first = decimal(start)
-    last = decimal(end) if dash else first
-    fix = "Write items such as 22, 1000-8000 or 1000-8000/udp with commas between them."
-    if first is None or last is None:
-        problem = "bad-annotation", "is neither a port nor a range of ports"
-    elif protocol is None:
-        problem = "bad-protocol", "must end in /tcp or /udp, or in neither"
-    elif not (LOWEST <= first <= HIGHEST and LOWEST <= last <= HIGHEST):
-        problem = "port-out-of-range", f"has a port outside {LOWEST} to {HIGHEST}"
-    elif last < first:
-        problem = "end-before-start", "ends below its start"
-    else:
-        return Entry(protocol, first, last, annotations.texts[PORT_RANGES][1])
-    annotations.problem(PORT_RANGES, *problem, fix, item)
-    return None
-
-
 def check_overlaps(document: Fields, entries: Iterable[Entry]) -> None:
     """Note every range that shares ports with another of its protocol."""
     furthest: dict[Protocol, Entry] = {}
@@ -328,11 +242,11 @@ def claims(entries: Iterable[Entry]) -> tuple[Claim, ...]:
     return tuple(Claim(entry.protocol, PortRange(entry.first, entry.last)) for entry in entries)
 
 
-def _too_many(fields: Fields, at: Path, count: int, limit: int) -> None:
+def too_many(fields: Fields, at: Path, count: int, limit: int) -> None:
+    """Note that somebody, or something, has written more than can be meant."""
     fields.problem(
         "too-many-ranges",
         f"has {count} entries, and {limit} is the limit",
         "Write neighbouring ports as ranges.",
         at=at,
-        value=ABSENT,
     )

@@ -1,10 +1,10 @@
 """A VirtualMachine, a VirtualMachineInstance or the VM of the oldest documents becomes a Machine:
 the interface we forward to, with its claims, and those that are not ours, with the reason."""
 
-from rules.manifests import metadata, networks, ports
+from rules.manifests import metadata, networks, port_annotations, ports
 from rules.manifests.fields import Fields
 from rules.manifests.metadata import GUEST, PORT_RANGES, Annotations
-from rules.manifests.networks import Part
+from rules.manifests.networks import Network, Part
 from rules.manifests.ports import Entry
 from rules.model import Address, Guest, Machine, Masquerade, NotOurs
 from rules.problems import dotted
@@ -74,7 +74,7 @@ def _attachments(
             ours = Masquerade(
                 name=interface.name or "",
                 entry=entry,
-                guests=_guests(network.inner, addresses, annotations),
+                guests=_guests(network.subnets, addresses, annotations),
                 claims=ports.claims(entries) if entries else None,
             )
         else:
@@ -89,8 +89,8 @@ def _claimed(interfaces: list[Part], annotations: Annotations, limit: int) -> li
     declared = [ports.declared(interface.fields, limit) for interface in interfaces]
     everything = [entry for entries in declared for entry in entries]
     ports.check_names(annotations.document, everything)
-    ports.lengthen(annotations, everything)
-    claimed = ports.annotated(annotations, limit)
+    port_annotations.lengthen(annotations, everything)
+    claimed = port_annotations.annotated(annotations, limit)
     ports.check_overlaps(annotations.document, claimed)
     for interface, entries in zip(interfaces, declared, strict=True):
         ports.check_overlaps(annotations.document, entries)
@@ -125,12 +125,12 @@ def _check_annotation(interfaces: list[Part], annotations: Annotations) -> None:
 
 
 def _guests(
-    pod: Fields, addresses: tuple[Address, ...], annotations: Annotations
+    subnets: list[Network], addresses: tuple[Address, ...], annotations: Annotations
 ) -> tuple[Guest, ...]:
     """The guest in each family: the second host of its network, or where it is said to be."""
     placed = {address.version: address for address in addresses}
     guests: list[Guest] = []
-    for subnet in networks.vm_networks(pod):
+    for subnet in subnets:
         gateway = subnet.network_address + 1
         address = placed.get(subnet.version, subnet.network_address + 2)
         if address not in subnet:

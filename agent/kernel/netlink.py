@@ -1,0 +1,60 @@
+"""Questions to the kernel over a netlink socket, and their answers taken apart."""
+
+import os
+import socket
+import struct
+
+NLMSG_ERROR, NLMSG_DONE = 2, 3
+NLM_F_REQUEST, NLM_F_MULTI, NLM_F_DUMP_INTR, NLM_F_DUMP = 0x1, 0x2, 0x10, 0x300
+HEADER = struct.Struct("=IHHII")
+RETRIES = 10  # of a dump during which something changed
+
+Attributes = dict[int, bytes]
+Answer = tuple[tuple[int, ...], Attributes]
+
+
+def ask(netlink: socket.socket, kind: int, flags: int, body: bytes, layout: str) -> list[Answer]:
+    """The answers to one question, each as its fixed part (of that layout) and its attributes."""
+    answers: list[Answer] = []
+    for _ in range(RETRIES):
+        size = HEADER.size + len(body)
+        netlink.send(HEADER.pack(size, kind, NLM_F_REQUEST | flags, 1, 0) + body)
+        answers, whole = _receive(netlink, struct.Struct(layout))
+        if whole:
+            break
+    return answers
+
+
+def number(raw: bytes) -> int:
+    """A 32-bit number in the byte order of this machine."""
+    return int(struct.unpack("=I", raw)[0])
+
+
+def _receive(netlink: socket.socket, layout: struct.Struct) -> tuple[list[Answer], bool]:
+    """The answers, and whether nothing changed while a dump was taken."""
+    answers: list[Answer] = []
+    whole = True
+    while True:
+        data = memoryview(netlink.recv(1 << 18))
+        while data:
+            length, kind, flags, _, _ = HEADER.unpack_from(data)
+            whole = whole and not flags & NLM_F_DUMP_INTR
+            if kind == NLMSG_DONE:
+                return answers, whole
+            body = data[HEADER.size : length]
+            if kind == NLMSG_ERROR:
+                code = -struct.unpack_from("=i", body)[0]
+                raise OSError(code, os.strerror(code))
+            answers.append((layout.unpack_from(body), _attributes(body[layout.size :])))
+            if not flags & NLM_F_MULTI:
+                return answers, whole
+            data = data[(length + 3) & ~3 :]
+
+
+def _attributes(data: memoryview) -> Attributes:
+    found: Attributes = {}
+    while len(data) >= 4:
+        length, kind = struct.unpack_from("=HH", data)
+        found[kind & 0x3FFF] = bytes(data[4:length])
+        data = data[(length + 3) & ~3 :]
+    return found

@@ -1,0 +1,119 @@
+"""`make bench`: what changing a range costs, and how fast the dry run of a pipeline is."""
+
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from ipaddress import ip_address
+from pathlib import Path
+
+from agent.kernel.lab import built
+from agent.kernel.live import LiveKernel
+from agent.kernel.netns import inside, opened
+from agent.reconcile import converge
+from bench.measure import Action, interleaved, table
+from rules import nft
+from rules.desired import desire
+from rules.model import Claim, Guest, Machine, Masquerade, Protocol
+from rules.plan import diff
+from rules.ports import PortRange
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "desktop.yaml"
+ROUNDS = 60
+
+
+def main() -> None:
+    """Print every table."""
+    for section in (change_one_range, change_one_of_fifty, dry_run):
+        print("\n".join(section()), end="\n\n", flush=True)
+
+
+def change_one_range() -> list[str]:
+    """Desired state known to rules effective and checked, against nft given a ready script."""
+    return _change("Change the range tcp 1000-8000 of the example", (8000, 8001), others=0)
+
+
+def change_one_of_fifty() -> list[str]:
+    """The same beside other ranges, which stay as they are and must be looked at."""
+    return _change("Change one of fifty ranges", (1005, 1006), others=49)
+
+
+def _change(title: str, lasts: tuple[int, int], others: int) -> list[str]:
+    with (
+        built(f"prbench-{os.getpid()}") as lab,
+        opened(lab.pod) as descriptor,
+        LiveKernel().opened(lab.pod) as namespace,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        links = namespace.surroundings()
+        states = itertools.cycle([desire([machine(last, others)], links) for last in lasts])
+        converge(lab.pod, next(states), namespace)
+        script = Path(folder, "change.nft")
+
+        def write_script() -> None:
+            script.write_text(nft.script(diff(lab.pod, next(states), namespace.observe())))
+
+        def run_nft() -> None:
+            with inside(descriptor, lab.pod):
+                subprocess.run(["nft", "-f", str(script)], check=True)
+
+        def run_portranger() -> None:
+            converge(lab.pod, next(states), namespace)
+
+        actions: dict[str, Action] = {
+            "nft -f, a process": (write_script, run_nft),
+            "portranger, in process": (namespace.observe, run_portranger),  # as its events would
+        }
+        taken = interleaved(actions, ROUNDS)
+    return table(title, taken)
+
+
+def machine(last: int, others: int) -> Machine:
+    """A range from 1000 to `last` beside others of TCP, and one of UDP."""
+    claims = [
+        Claim(Protocol.TCP, PortRange(1000, last)),
+        Claim(Protocol.UDP, PortRange(1000, 8000)),
+    ]
+    claims += [
+        Claim(Protocol.TCP, PortRange(first, first + 9))
+        for first in range(20000, 20000 + 20 * others, 20)
+    ]
+    guests = ("10.0.2.2", "10.0.2.1"), ("fd10:0:2::2", "fd10:0:2::1")
+    return Machine(
+        kind="VirtualMachine",
+        namespace="default",
+        name="bench",
+        netns="bench",
+        masquerade=Masquerade(
+            name="red",
+            entry=None,
+            guests=tuple(Guest(ip_address(one), ip_address(two)) for one, two in guests),
+            claims=tuple(claims),
+        ),
+    )
+
+
+def dry_run() -> list[str]:
+    """A whole command, against starting Python alone."""
+    portranger = str(Path(sys.executable).parent / "portranger")
+    commands = {
+        "python3 -c pass": [sys.executable, "-c", "pass"],
+        "plan --against empty": [portranger, "plan", "--against", "empty", "-f", str(EXAMPLE)],
+        "portranger --help": [portranger, "--help"],
+    }
+    actions: dict[str, Action] = {name: (_nothing, _running(c)) for name, c in commands.items()}
+    return table("Start, plan an example, end", interleaved(actions, ROUNDS))
+
+
+def _running(command: list[str]) -> Callable[[], object]:
+    return lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def _nothing() -> None:
+    """Nothing to prepare."""
+
+
+if __name__ == "__main__":
+    main()
