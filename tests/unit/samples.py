@@ -1,0 +1,129 @@
+"""Values that many tests begin with, written as briefly as they are read."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address, ip_interface
+
+from rules.model import (
+    Chain,
+    Claim,
+    Family,
+    Guest,
+    Link,
+    Machine,
+    Masquerade,
+    Protocol,
+    Rule,
+    Surroundings,
+)
+from rules.ports import PortRange
+
+OWNER = "VirtualMachine/default/vm/default"
+GUESTS = (
+    Guest(ip_address("10.0.2.2"), ip_address("10.0.2.1")),
+    Guest(ip_address("fd10:0:2::2"), ip_address("fd10:0:2::1")),
+)
+
+
+def ports(text: str) -> PortRange:
+    """22 or 1000-8000."""
+    first, _, last = text.partition("-")
+    return PortRange(int(first), int(last or first))
+
+
+def claim(text: str) -> Claim:
+    """tcp 22 or udp 1000-8000."""
+    protocol, _, numbers = text.partition(" ")
+    return Claim(Protocol(protocol), ports(numbers))
+
+
+def machine(  # noqa: PLR0913 - every option has a default
+    *claims: str,
+    name: str = "vm",
+    netns: str = "blue",
+    entry: str | None = None,
+    guests: tuple[Guest, ...] = GUESTS,
+    origin: str = "",
+) -> Machine:
+    """A machine that claims these ports; without any, it claims everything."""
+    masquerade = Masquerade(
+        name="default",
+        entry=entry,
+        guests=guests,
+        claims=tuple(map(claim, claims)) if claims else None,
+    )
+    return Machine(
+        kind="VirtualMachine",
+        namespace="default",
+        name=name,
+        netns=netns,
+        masquerade=masquerade,
+        origin=origin,
+    )
+
+
+def link(name: str, *addresses: str) -> Link:
+    return Link(name, tuple(map(ip_interface, addresses)))
+
+
+def space(*links: Link, default: str | None = None) -> Surroundings:
+    return Surroundings(links, default)
+
+
+LO = link("lo", "127.0.0.1/8", "::1/128")
+ETH0 = link("eth0", "10.244.1.7/24", "fd00:10:244::7/64", "fe80::7/64")
+BRIDGE = link("k6t-eth0", "10.0.2.1/24", "fd10:0:2::1/120")
+POD = space(LO, ETH0, BRIDGE, default="eth0")
+
+
+def forward(  # noqa: PLR0913 - every option has a default
+    text: str | None = "tcp 22",
+    *,
+    chain: Chain = Chain.PREROUTING,
+    on: str | None = "eth0",
+    source: str | None = None,
+    destination: str | None = None,
+    to: str | None = "10.0.2.2",
+    owner: str = OWNER,
+) -> Rule:
+    """A rule for what `text` says, or for everything; its family is that of its addresses."""
+    what = claim(text) if text else None
+    addresses = [ip_address(one) for one in (source, destination, to) if one]
+    return Rule(
+        chain=chain,
+        family=Family.of(addresses[0]),
+        owner=owner,
+        protocol=what.protocol if what else None,
+        ports=what.ports if what else None,
+        interface=on,
+        source=ip_address(source) if source else None,
+        destination=ip_address(destination) if destination else None,
+        to=ip_address(to) if to else None,
+    )
+
+
+def from_inside(text: str | None = "tcp 22", *, to: str = "10.0.2.2", owner: str = OWNER) -> Rule:
+    """The way of a packet from inside the namespace to the guest."""
+    loopback = "::1" if ":" in to else "127.0.0.1"
+    return forward(text, chain=Chain.OUTPUT, on=None, destination=loopback, to=to, owner=owner)
+
+
+def egress(guest: str = "10.0.2.2", *, owner: str = OWNER) -> Rule:
+    """What gives the guest's own traffic the namespace's address."""
+    return forward(None, chain=Chain.POSTROUTING, on=None, source=guest, to=None, owner=owner)
+
+
+def answerable(
+    guest: str = "10.0.2.2", *, via: str = "k6t-eth0", gateway: str = "10.0.2.1", owner: str = OWNER
+) -> Rule:
+    """What gives a packet from inside an address that the guest can answer to."""
+    loopback = "::1" if ":" in guest else "127.0.0.1"
+    return forward(
+        None,
+        chain=Chain.POSTROUTING,
+        on=via,
+        source=loopback,
+        destination=guest,
+        to=gateway,
+        owner=owner,
+    )

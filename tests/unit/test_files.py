@@ -1,0 +1,256 @@
+"""What files, directories and standard input become, and that none of them is a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from agent.sources import CODES
+from agent.sources.files import MOST_BYTES, STDIN, Snapshot, load
+
+ROOT = Path(__file__).parents[2]
+
+MACHINE = """\
+kind: VirtualMachineInstance
+metadata: {name: %s}
+spec:
+  domain:
+    devices:
+      interfaces:
+      - name: red
+        masquerade: {}
+        portRanges:
+        - start: %s
+          end: 8000
+  networks:
+  - name: red
+    pod: {}
+"""
+
+
+def machine(name: str = "web", start: str = "1000") -> str:
+    return MACHINE % (name, start)
+
+
+def no_stdin() -> bytes:
+    raise AssertionError("nobody asked for standard input")
+
+
+def snapshot(*paths: Path | str, stdin: bytes | None = None) -> Snapshot:
+    return load([str(path) for path in paths], no_stdin if stdin is None else lambda: stdin)
+
+
+def codes(found: Snapshot) -> list[str]:
+    return [problem.code for problem in found.problems]
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_a_machine_knows_where_it_is_written(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", "---\n# first\n" + machine("a") + "---\n" + machine("b"))
+    found = snapshot(file)
+    assert [one.origin for one in found.machines] == [f"{file}:3", f"{file}:18"]
+    assert (found.count, found.problems, found.skipped) == (2, (), ())
+    assert not found.unreadable
+
+
+def test_a_problem_knows_its_line(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", machine("a") + "---\n" + machine("b", "9000"))
+    [problem] = snapshot(file).problems
+    assert (problem.code, problem.file, problem.line) == ("end-before-start", str(file), 26)
+    assert str(problem).startswith(f"{file}:26: spec.domain.devices.interfaces[0].portRanges[0]")
+
+
+def test_a_missing_field_has_the_line_of_what_should_hold_it(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", machine().replace("- start: 1000\n          end", "- end"))
+    [problem] = snapshot(file).problems
+    assert (problem.code, problem.line) == ("missing", 10)
+
+
+def test_nothing_of_a_file_with_a_problem_is_taken(tmp_path: Path) -> None:
+    bad = write(tmp_path / "bad.yaml", machine("a") + "---\n" + machine("b", "x"))
+    good = write(tmp_path / "good.yaml", machine("c"))
+    found = snapshot(bad, good)
+    assert [one.name for one in found.machines] == ["c"]
+    assert found.count == 3
+    assert codes(found) == ["not-an-integer"]
+
+
+def test_problems_come_in_the_order_of_their_lines(tmp_path: Path) -> None:
+    text = machine("A", "x") + "---\n" + machine("b") + "  networks: []\n---\n[\n"
+    found = snapshot(write(tmp_path / "a.yaml", text))
+    assert [(one.code, one.line) for one in found.problems] == [
+        ("bad-name", 2),
+        ("not-an-integer", 10),
+        ("yaml-duplicate-key", 30),
+        ("yaml-syntax", 33),
+    ]
+
+
+def test_what_the_text_spoils_is_told_once(tmp_path: Path) -> None:
+    found = snapshot(write(tmp_path / "a.yaml", machine(start="!!int 1000")))
+    assert codes(found) == ["yaml-tag"]
+
+
+def test_json_is_read_without_yaml(tmp_path: Path) -> None:
+    document = {"kind": "VM", "metadata": {"name": "web"}, "spec": {}}
+    file = write(tmp_path / "a.json", json.dumps({"kind": "List", "items": [document]}, indent=1))
+    script = (
+        "import sys; from agent.sources.files import load;"
+        f"print([m.origin for m in load([{str(file)!r}], bytes).machines], 'yaml' in sys.modules)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == f"['{file}:4'] False"
+
+
+def test_text_that_only_looks_like_json_is_yaml(tmp_path: Path) -> None:
+    assert snapshot(write(tmp_path / "a.json", "{kind: VM, spec: {}}")).count == 1
+
+
+def test_a_problem_in_json_knows_its_line(tmp_path: Path) -> None:
+    text = '{"kind": "VM",\n"spec": 5,\n"kind": "VM"}'
+    found = snapshot(write(tmp_path / "a.json", text))
+    assert [(one.code, one.line) for one in found.problems] == [
+        ("not-a-mapping", 2),
+        ("json-duplicate-key", 3),
+    ]
+
+
+def test_other_kinds_are_named_with_their_place(tmp_path: Path) -> None:
+    text = "kind: Service\nmetadata: {name: web}\n---\nkind: List\nitems:\n- {kind: Pod}\n"
+    file = write(tmp_path / "a.yaml", text)
+    assert snapshot(file).skipped == (
+        f"{file}:1: Service/web is not read by this version",
+        f"{file}:6: Pod is not read by this version",
+    )
+
+
+def test_a_directory_is_the_manifests_directly_in_it(tmp_path: Path) -> None:
+    for name in ("b.yml", "a.yaml", "c.json", ".hidden.yaml", "notes.txt"):
+        write(tmp_path / name, machine(name.split(".")[0] or "hidden"))
+    (tmp_path / "d.yaml").mkdir()
+    write(tmp_path / "d.yaml" / "e.yaml", machine("e"))
+    assert [one.name for one in snapshot(tmp_path).machines] == ["a", "b", "c"]
+
+
+def test_an_empty_directory_is_fine(tmp_path: Path) -> None:
+    assert snapshot(tmp_path) == Snapshot()
+
+
+def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", machine())
+    assert len(snapshot(tmp_path, file, file).machines) == 1
+
+
+def test_standard_input_is_a_dash(tmp_path: Path) -> None:
+    found = snapshot("-", "-", stdin=machine().encode())
+    assert [one.origin for one in found.machines] == [f"{STDIN}:1"]
+
+
+def test_the_namespace_of_the_caller_is_everybodys(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", machine())
+    assert load([str(file)], no_stdin, netns="blue").machines[0].netns == "blue"
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "", "a\0b", "a.yaml/b.yaml", "x" * 5000])
+def test_what_is_not_there_is_unreadable(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "a.yaml", machine())
+    found = snapshot(f"{tmp_path}/{name}" if name else "")
+    assert codes(found) == ["unreadable"]
+    assert found.unreadable
+    assert found.problems[0].line == 0
+
+
+def test_links_that_lead_nowhere_are_unreadable(tmp_path: Path) -> None:
+    (tmp_path / "gone.yaml").symlink_to("nowhere")
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    assert codes(snapshot(tmp_path / "gone.yaml", tmp_path / "loop.yaml")) == ["unreadable"] * 2
+    assert "unreadable" in codes(snapshot(tmp_path))
+
+
+def test_standard_input_that_fails_is_unreadable() -> None:
+    def fail() -> bytes:
+        raise OSError("no such luck")
+
+    found = load(["-"], fail)
+    assert codes(found) == ["unreadable"]
+    assert "no such luck" in str(found.problems[0])
+
+
+def test_a_pipe_or_device_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    assert codes(snapshot(tmp_path, "/dev/zero")) == ["unreadable"] * 2
+
+
+def test_what_a_shell_substitutes_is_read() -> None:
+    reading, writing = os.pipe()
+    text = machine().encode()
+
+    def feed() -> None:
+        os.write(writing, text)
+        os.close(writing)
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    try:
+        assert len(snapshot(f"/dev/fd/{reading}").machines) == 1
+    finally:
+        thread.join()
+        os.close(reading)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    large = tmp_path / "large.yaml"
+    with large.open("wb") as file:
+        file.truncate(100 * 1024 * 1024)
+    assert codes(snapshot(large)) == ["too-large"]
+    assert codes(snapshot("-", stdin=b" " * (MOST_BYTES + 1))) == ["too-large"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"\x7fELF\0\0", b"a: \xff\n", b"\xff\xfea\0", b"a: \xed\xa0\x80"]
+)
+def test_what_is_not_text_is_a_problem(content: bytes) -> None:
+    assert codes(snapshot("-", stdin=content)) == ["not-text"]
+
+
+def test_a_byte_order_mark_is_no_problem() -> None:
+    assert snapshot("-", stdin=b"\xef\xbb\xbf" + machine().encode()).count == 1
+
+
+def test_a_name_that_cannot_be_printed_is_printed_all_the_same(tmp_path: Path) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\n.yaml")
+    write(Path(name), "[")
+    [problem] = snapshot(name).problems
+    assert str(problem).isprintable()
+
+
+def test_the_same_machine_in_two_places_is_taken_from_neither(tmp_path: Path) -> None:
+    one = write(tmp_path / "1.yaml", machine("a"))
+    two = write(tmp_path / "2.yaml", machine("b") + "---\n" + machine("a"))
+    three = write(tmp_path / "3.yaml", machine("c"))
+    found = snapshot(one, two, three)
+    assert codes(found) == ["duplicate-machine"] * 2
+    assert [problem.place for problem in found.problems] == [f"{one}:1", f"{two}:16"]
+    assert f"{two}:16" in found.problems[0].what
+    assert f"{one}:1" in found.problems[1].what
+    assert [machine.name for machine in found.machines] == ["c"]
+
+
+def test_every_code_in_use_is_documented() -> None:
+    sources = ROOT / "agent" / "sources"
+    text = "".join(
+        (sources / name).read_text() for name in ("files.py", "yaml_text.py", "json_text.py")
+    )
+    assert all(f'"{code}"' in text for code in CODES)
