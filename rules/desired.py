@@ -21,6 +21,7 @@ from rules.model import (
     Rule,
     Surroundings,
     Sysctl,
+    is_link_name,
 )
 from rules.ports import ALL_PORTS, PortRange, coalesce
 from rules.problems import Problem
@@ -141,10 +142,12 @@ def _claims(masquerade: Masquerade) -> tuple[Claim, ...]:
 def _entry(masquerade: Masquerade, surroundings: Surroundings | None) -> str | None:
     if surroundings is None:
         return masquerade.entry or POD_LINK
-    names = {link.name for link in surroundings.links}
+    names = {link.name for link in surroundings.links if is_link_name(link.name)}
     if masquerade.entry is not None:
         return masquerade.entry if masquerade.entry in names else None
-    return POD_LINK if POD_LINK in names else surroundings.default_link
+    if POD_LINK in names:
+        return POD_LINK
+    return surroundings.default_link if surroundings.default_link in names else None
 
 
 def _families(entry: str | None, surroundings: Surroundings | None) -> set[Family]:
@@ -200,7 +203,7 @@ def _guest_side(
     return bridge, guest.gateway if len(bridge.encode()) <= LINK_BYTES else None
 
 
-def _rules(  # noqa: PLR0913 - one argument for each thing a rule is made of
+def _rules(  # noqa: PLR0913, PLR0917 - one argument for each thing a rule is made of
     owner: str,
     masquerade: Masquerade,
     guest: Guest,

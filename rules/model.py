@@ -95,6 +95,19 @@ class Machine(Value, kw_only=True):
         return f"{self}/{self.masquerade.name}" if self.masquerade else str(self)
 
 
+LINK_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+LONGEST_LINK_NAME = 15
+
+
+def is_link_name(text: str) -> bool:
+    """Whether it can name a link in a rule; nftables reads more into * @ and quotes."""
+    return (
+        0 < len(text) <= LONGEST_LINK_NAME
+        and LINK_CHARACTERS.issuperset(text)
+        and text not in (".", "..")
+    )
+
+
 class Link(Value):
     """A network device in a namespace, with its addresses."""
 

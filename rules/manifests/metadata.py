@@ -4,7 +4,7 @@ of every kind."""
 from ipaddress import ip_address
 
 from rules.manifests.fields import Fields, as_text, nearest
-from rules.model import Address
+from rules.model import Address, is_link_name
 from rules.problems import Path
 
 PREFIX = "portranger.io/"
@@ -24,7 +24,6 @@ _LONGEST_LABEL = 63
 _LONGEST_SUBDOMAIN = 253
 _LONGEST_FILE_NAME = 255
 _LONGEST_PATH = 4095
-_LONGEST_LINK_NAME = 15
 
 
 def identity(metadata: Fields) -> tuple[str, str]:
@@ -165,18 +164,9 @@ def entry(annotations: Annotations) -> str | None:
             INTERFACE,
             "bad-annotation",
             "cannot be the name of a network interface",
-            "Write a name of 1 to 15 characters as `ip link` lists it, such as eth0.",
+            "Write a name as `ip link` lists it, such as eth0, of letters, digits and ._- only.",
         )
     return text
-
-
-def is_link_name(text: str) -> bool:
-    """Whether the kernel would take it for a link, and no rule could be led astray by it."""
-    return (
-        is_file_name(text)
-        and len(text.encode()) <= _LONGEST_LINK_NAME
-        and not any(quote in text for quote in "\"'`\\")
-    )
 
 
 def addresses(annotations: Annotations, key: str) -> tuple[Address, ...]:
