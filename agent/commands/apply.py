@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from agent.commands.common import BAD_MANIFEST, failed, intents, reported, say_notes, say_plans
 from agent.console import Console
-from agent.errors import Failure
+from agent.errors import Failure, TryAgain
 from agent.kernel.kinds import Kernel
 from agent.reconcile import converge
 from agent.sources.files import load
@@ -23,7 +23,8 @@ def apply(
         console.warn("Nothing was applied: mend the manifests first.")
         return BAD_MANIFEST
     found, failures = intents(snapshot.machines, kernel)
-    say_plans(console, [intent.plan for intent in found])
+    if found or not failures:
+        say_plans(console, [intent.plan for intent in found])
     say_notes(console, snapshot.machines, found)
     due = [intent for intent in found if not intent.plan.empty]
     if due and not confirm("Apply this plan?"):
@@ -37,4 +38,8 @@ def apply(
             failures.append(failure)
         else:
             console.say(f"Applied in namespace {name}: the kernel holds it now.")
+    if any(intent.desired.pending for intent in found):
+        failures.append(
+            TryAgain("some of it is pending", "Apply again when what it waits for is there")
+        )
     return failed(console, failures)

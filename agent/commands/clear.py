@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from agent.commands.common import failed
+from agent.commands.common import counted, failed
 from agent.commands.show import held
 from agent.console import Console
 from agent.errors import Failure
@@ -23,7 +23,7 @@ def clear(
         console.say_plan(plan_text(plan) or [f"namespace {plan.netns}", "  - an empty table"])
     if not due:
         console.say("Nothing to clear.")
-    elif not confirm(f"Remove everything of ours from {len(due)} namespaces?"):
+    elif not confirm(f"Remove everything of ours from {counted(len(due), 'namespace')}?"):
         raise Failure("nothing was removed", "Answer y, or give --yes")
     for plan in due:
         try:

@@ -27,8 +27,15 @@ def reported(snapshot: Snapshot, console: Console) -> list[Problem]:
     for problem in problems:
         console.warn(str(problem))
     if problems:
-        console.warn(f"{len(problems)} problems in {snapshot.count} manifests.")
+        console.warn(
+            f"{counted(len(problems), 'problem')} in {counted(snapshot.count, 'manifest')}."
+        )
     return problems
+
+
+def counted(number: int, noun: str) -> str:
+    """1 manifest, 2 manifests."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def intents(

@@ -47,7 +47,8 @@ def plan(  # noqa: PLR0913 - the options of the command
     elif output == "nft":
         _say_script(console, plans)
     else:
-        say_plans(console, plans)
+        if plans or not failures:
+            say_plans(console, plans)
         say_notes(console, snapshot.machines, found)
     if failures:
         return failed(console, failures)
