@@ -1,7 +1,5 @@
 """What is wrong with a manifest, said so that its author can mend it."""
 
-from collections.abc import Iterable
-
 from rules.values import Value, replace
 
 Path = tuple[str | int, ...]
@@ -58,14 +56,6 @@ class Problem(Value, kw_only=True):
         return f"{place}{field}{self.what}{value}. {self.fix} [{self.code}]"
 
 
-class ManifestError(Exception):
-    """A manifest that cannot be used, with every problem in it."""
-
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("; ".join(map(str, self.problems)))
-
-
 def dotted(path: Path) -> str:
     """spec.networks[0].name; a key that is more than letters and digits is written ['so']."""
     text = ""
@@ -81,8 +71,12 @@ def dotted(path: Path) -> str:
 
 def shown(value: object, limit: int = 60) -> str:
     """A value for a message: short, on one line, without control characters."""
-    text = _written(value, limit)
-    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return printable(_written(value, limit), limit)
+
+
+def printable(text: str, limit: int) -> str:
+    """A text that cannot spoil a terminal or a log: short, on one line, without controls."""
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[: limit + 1])
     return text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 

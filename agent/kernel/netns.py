@@ -25,7 +25,8 @@ def names() -> list[str]:
 def opened(netns: str) -> Iterator[int]:
     """A descriptor of the namespace; it keeps the namespace alive while it is open."""
     try:
-        descriptor = os.open(_path(netns), os.O_RDONLY | os.O_CLOEXEC)
+        # Without O_NONBLOCK, a path that leads to a pipe would have us wait for its writer.
+        descriptor = os.open(_path(netns), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError, ProcessLookupError) as error:
         raise _missing(netns) from error
     except PermissionError as error:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from agent.sources import json_text
 from rules.manifests import read
 from rules.model import Machine
-from rules.problems import Path, Problem
+from rules.problems import Path, Problem, printable
 from rules.values import Value, replace
 
 MOST_BYTES = 32 * 1024 * 1024
 STDIN = "<stdin>"
+LONGEST_PATH = 4096
 _SUFFIXES = (".yaml", ".yml", ".json")
 _PIPES = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # what shells write for <(command)
 # Where the text has one of these, what the manifest says there is not worth another word.
@@ -83,9 +84,7 @@ def load(paths: Sequence[str], stdin: Callable[[], bytes], *, netns: str | None 
 
 def _label(name: str) -> str:
     """The name for messages: whatever bytes a file name has, it can be printed on one line."""
-    if name == "-":
-        return STDIN
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
+    return STDIN if name == "-" else printable(name, LONGEST_PATH)
 
 
 def _each_once(paths: Iterable[str]) -> list[str]:

@@ -4,7 +4,7 @@ a List, and each object in it goes to the reader of its kind."""
 from rules.manifests.fields import Fields
 from rules.manifests.virtual_machine import KINDS, read_machine
 from rules.model import Machine
-from rules.problems import Path, Problem
+from rules.problems import Path, Problem, printable
 from rules.values import Value
 
 # All 65535 ports, one by one, of both protocols are still served.
@@ -22,7 +22,7 @@ class Skipped(Value):
 
     def __str__(self) -> str:
         name = f"{self.kind}/{self.name}" if self.name else self.kind
-        return f"{name} is not read by this version"
+        return f"{printable(name, 320)} is not read by this version"
 
 
 class Reading(Value, kw_only=True):

@@ -1,4 +1,4 @@
-"""The examples of the README, run. `python -m tests.docs.readme` writes their real output into it."""
+"""The examples of the README, run; `python -m tests.docs.readme` writes their output into it."""
 
 import os
 import re

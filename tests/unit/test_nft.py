@@ -346,7 +346,8 @@ def test_a_remembered_rule_is_the_one_that_was_read() -> None:
             id="a range backwards",
         ),
         pytest.param(
-            listed(IPV4, field("tcp", "dport", {"range": [1]}), COUNTER, TO_GUEST), id="half a range"
+            listed(IPV4, field("tcp", "dport", {"range": [1]}), COUNTER, TO_GUEST),
+            id="half a range",
         ),
         pytest.param(listed(IPV4, field("tcp", "dport", 0), COUNTER, TO_GUEST), id="port zero"),
         pytest.param(listed(IPV4, field("tcp", "sport", 22), COUNTER, TO_GUEST), id="source port"),

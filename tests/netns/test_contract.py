@@ -1,0 +1,564 @@
+"""What every backend keeps to: one table of befores, strangers and afters, for all of them.
+
+After converge the kernel holds what is desired and nothing else of ours, what was right before
+was not touched, and a second converge finds nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+
+import pytest
+
+from agent.errors import NoNamespace, Stale
+from agent.reconcile import converge
+from rules.desired import desire
+from rules.model import Chain, Desired, Family, Live, Machine, Observed, Protocol
+from rules.plan import Plan, Table, diff
+from rules.ports import PortRange
+from rules.values import replace
+from tests.netns.arenas import ARENAS, Arena, entered
+from tests.spaces import SURROUNDINGS, nft, observed, vm, wanted, within
+from tests.spaces import applied as apply_live
+
+Stranger = Callable[[Arena], None]
+
+
+@pytest.fixture(params=ARENAS)
+def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
+    with ARENAS[request.param]() as made:
+        yield made
+
+
+def apply(arena: Arena, *machines: Machine) -> Plan:
+    with entered(arena) as namespace:
+        return converge(arena.name, desire(machines, namespace.surroundings()), namespace)
+
+
+def look(arena: Arena) -> Observed:
+    with entered(arena) as namespace:
+        return namespace.observe(["net.ipv4.ip_forward"])
+
+
+def left_to_do(arena: Arena, *machines: Machine) -> Plan:
+    with entered(arena) as namespace:
+        desired = desire(machines, namespace.surroundings())
+        seen = namespace.observe([sysctl.name for sysctl in desired.sysctls])
+    return diff(arena.name, desired, seen)
+
+
+def the_rule(arena: Arena, ports: str | None = None, chain: Chain = Chain.PREROUTING) -> Live:
+    return next(
+        live
+        for live in look(arena).live
+        if live.rule.chain is chain and (ports is None or str(live.rule.ports) == ports)
+    )
+
+
+# ---------------------------------------------------------------- what a stranger may do to us
+
+
+def nobody(_: Arena) -> None:
+    """Leaves everything as it is."""
+
+
+def scribbles(arena: Arena) -> None:
+    arena.scribble()
+
+
+def scribbles_thrice(arena: Arena) -> None:
+    for _ in range(3):
+        arena.scribble()
+
+
+def writes_a_look_alike(arena: Arena) -> None:
+    rule = the_rule(arena).rule
+    arena.write(replace(rule, protocol=Protocol.TCP, ports=PortRange(31000, 31009)))
+
+
+def writes_for_another_owner(arena: Arena) -> None:
+    arena.write(replace(the_rule(arena).rule, owner="VirtualMachine/default/stranger/red"))
+
+
+def writes_without_an_owner(arena: Arena) -> None:
+    arena.write(replace(the_rule(arena).rule, owner=""))
+
+
+def duplicates(arena: Arena) -> None:
+    arena.write(the_rule(arena).rule)
+
+
+def duplicates_everything(arena: Arena) -> None:
+    for live in look(arena).live:
+        arena.write(live.rule)
+
+
+def widens(arena: Arena) -> None:
+    live = the_rule(arena)
+    arena.rewrite(
+        live, replace(live.rule, protocol=Protocol.TCP, ports=PortRange(1, 65535))
+    )
+
+
+def diverts(arena: Arena) -> None:
+    live = the_rule(arena)
+    arena.rewrite(live, replace(live.rule, to=IPv4Address("203.0.113.66")))
+
+
+def moves_to_another_link(arena: Arena) -> None:
+    live = the_rule(arena)
+    arena.rewrite(live, replace(live.rule, interface="eth6"))
+
+
+def renames_the_owner(arena: Arena) -> None:
+    live = the_rule(arena)
+    arena.rewrite(live, replace(live.rule, owner="somebody else"))
+
+
+def turns_snat_into_masquerade(arena: Arena) -> None:
+    live = next(one for one in look(arena).live if one.rule.chain is Chain.POSTROUTING)
+    other = None if live.rule.to else IPv4Address("192.0.2.9")
+    arena.rewrite(live, replace(live.rule, to=other))
+
+
+def erases(arena: Arena) -> None:
+    arena.erase(the_rule(arena))
+
+
+def erases_all_of_a_chain(arena: Arena) -> None:
+    for live in look(arena).live:
+        if live.rule.chain is Chain.OUTPUT:
+            arena.erase(live)
+
+
+def flushes(arena: Arena) -> None:
+    arena.flush()
+
+
+def drops(arena: Arena) -> None:
+    arena.drop()
+
+
+def does_it_all(arena: Arena) -> None:
+    for act in (duplicates_everything, scribbles, diverts, erases_all_of_a_chain, widens):
+        act(arena)
+
+
+# ---------------------------------------------------------------------------------- the table
+
+
+@dataclass(frozen=True)
+class Case:
+    """Machines before, what a stranger does, machines after."""
+
+    says: str
+    before: tuple[Machine, ...]
+    after: tuple[Machine, ...]
+    stranger: Stranger = nobody
+
+
+BOTH = "1000-8000,1000-8000/udp"
+DESKTOP = (vm("desktop", BOTH),)
+NEIGHBOURS = (vm("desktop", "1000-1999"), vm("server", "2000-2999"))
+CUSTOM = {"ipv4": "172.16.9.0/29", "ipv6": "fd77:9::/64"}
+
+CASES = [
+    Case("nothing becomes nothing", (), ()),
+    Case("a first range is set up", (), DESKTOP),
+    Case("a first single port is set up", (), (vm("a", "22"),)),
+    Case("the lowest and the highest port are set up", (), (vm("a", "1,65535,1/udp,65535/udp"),)),
+    Case("all ports of one protocol are set up", (), (vm("a", "1-65535"),)),
+    Case("a machine that declares nothing gets everything", (), (vm("a", None),)),
+    Case("what is there stays", DESKTOP, DESKTOP),
+    Case("a catch-all that is there stays", (vm("a", None),), (vm("a", None),)),
+    Case("the last machine takes the table with it", DESKTOP, ()),
+    Case("a catch-all takes the table with it", (vm("a", None),), ()),
+    Case("a range is added", (vm("a", "80"),), (vm("a", "80,443"),)),
+    Case("a range is removed", (vm("a", "80,443"),), (vm("a", "80"),)),
+    Case("a range grows", (vm("a", "80,1000-2000"),), (vm("a", "80,1000-3000"),)),
+    Case("a range shrinks", (vm("a", "80,1000-2000"),), (vm("a", "80,1000-1500"),)),
+    Case("a range is split", (vm("a", "1000-2000"),), (vm("a", "1000-1400,1600-2000"),)),
+    Case("two ranges are joined", (vm("a", "1000-1400,1600-2000"),), (vm("a", "1000-2000"),)),
+    Case("touching ranges are one", (vm("a", "1-5,6-9"),), (vm("a", "1-9"),)),
+    Case("a protocol changes", (vm("a", "53,80"),), (vm("a", "53/udp,80"),)),
+    Case("ranges become a catch-all", DESKTOP, (vm("desktop", None),)),
+    Case("a catch-all becomes ranges", (vm("desktop", None),), DESKTOP),
+    Case("a second machine comes", NEIGHBOURS[:1], NEIGHBOURS),
+    Case("a second machine goes", NEIGHBOURS, NEIGHBOURS[1:]),
+    Case("a machine takes the place of another", NEIGHBOURS[:1], (vm("other", "1000-1999"),)),
+    Case("an interface is renamed", DESKTOP, (vm("desktop", BOTH, interface="blue"),)),
+    Case("an entry with a dot in its name", (), (vm("a", BOTH, entry="eth0.100"),)),
+    Case("the entry moves", DESKTOP, (vm("desktop", BOTH, entry="eth0.100"),)),
+    Case("an entry that has IPv6 only", (), (vm("a", BOTH, entry="eth6"),)),
+    Case("a network of its own", (), (vm("a", BOTH, **CUSTOM),)),
+    Case("the network moves", DESKTOP, (vm("desktop", BOTH, **CUSTOM),)),
+    Case("an owner of 128 bytes", (), (vm("n" * (128 - 27), "80"),)),
+    Case("an owner of 300 bytes", (), (vm("n" * 250, "80", interface="i" * 25),)),
+    Case("two long owners that differ at the end", (), (vm("n" * 250, "80"), vm("n" * 251, "81"))),
+    Case("a foreign rule goes", DESKTOP, DESKTOP, scribbles),
+    Case("foreign rules go", DESKTOP, (vm("desktop", "22"),), scribbles_thrice),
+    Case("a foreign rule goes with the table", DESKTOP, (), scribbles),
+    Case("a look-alike goes", DESKTOP, DESKTOP, writes_a_look_alike),
+    Case("a rule of a machine that is not there goes", DESKTOP, DESKTOP, writes_for_another_owner),
+    Case("a rule without an owner goes", DESKTOP, DESKTOP, writes_without_an_owner),
+    Case("a duplicate goes", DESKTOP, DESKTOP, duplicates),
+    Case("every duplicate goes", DESKTOP, DESKTOP, duplicates_everything),
+    Case("a widened range is repaired", DESKTOP, DESKTOP, widens),
+    Case("a diverted range is repaired", DESKTOP, DESKTOP, diverts),
+    Case("a range on another link is repaired", DESKTOP, DESKTOP, moves_to_another_link),
+    Case("a renamed owner is repaired", DESKTOP, DESKTOP, renames_the_owner),
+    Case("a changed source NAT is repaired", DESKTOP, DESKTOP, turns_snat_into_masquerade),
+    Case("an erased rule comes back", DESKTOP, DESKTOP, erases),
+    Case("an erased chain comes back", DESKTOP, DESKTOP, erases_all_of_a_chain),
+    Case("a flushed table comes back", DESKTOP, DESKTOP, flushes),
+    Case("a flushed table goes", DESKTOP, (), flushes),
+    Case("a dropped table comes back", DESKTOP, DESKTOP, drops),
+    Case("a dropped table stays away", DESKTOP, (), drops),
+    Case("everything at once is repaired", DESKTOP, (vm("desktop", None),), does_it_all),
+    Case("everything at once goes", DESKTOP, (), does_it_all),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.says.replace(" ", "-"))
+def test_the_kernel_comes_to_hold_what_is_desired(arena: Arena, case: Case) -> None:
+    apply(arena, *case.before)
+    case.stranger(arena)
+    before = look(arena)
+
+    apply(arena, *case.after)
+
+    after = look(arena)
+    desired = desire(case.after, SURROUNDINGS)
+    assert left_to_do(arena, *case.after).empty
+    assert Counter(live.rule for live in after.live) == Counter(desired.rules)
+    assert not after.foreign
+    assert not after.unsound
+    assert after.table is bool(case.after)
+    assert handles_of_what_stays(before, desired) <= handles(after)
+    assert apply(arena, *case.after) == Plan(netns=arena.name), "the second converge did something"
+    assert look(arena) == after
+
+
+def handles(seen: Observed) -> set[tuple[int, object]]:
+    return {(live.handle, live.rule) for live in seen.live}
+
+
+def handles_of_what_stays(before: Observed, desired: Desired) -> set[tuple[int, object]]:
+    """The first of each rule that is there and should be: the same rule must be there after."""
+    found: dict[object, int] = {}
+    for live in before.live:
+        if live.rule in desired.rules:
+            found.setdefault(live.rule, live.handle)
+    return {(handle, rule) for rule, handle in found.items()}
+
+
+def test_every_arena_has_the_same_links(arena: Arena) -> None:
+    with entered(arena) as namespace:
+        assert namespace.surroundings() == SURROUNDINGS
+
+
+def test_settings_are_made_and_stay_when_the_machine_goes(arena: Arena) -> None:
+    assert look(arena).sysctls == {"net.ipv4.ip_forward": "0"}
+    done = apply(arena, *DESKTOP)
+    assert {change.name: change.after for change in done.sysctls} == {
+        "net.ipv4.ip_forward": "1",
+        "net.ipv4.conf.k6t-eth0.route_localnet": "1",
+        "net.ipv6.conf.all.forwarding": "1",
+    }
+    apply(arena)
+    assert look(arena).sysctls == {"net.ipv4.ip_forward": "1"}
+
+
+def test_counters_of_unchanged_rules_go_on_over_edits(arena: Arena) -> None:
+    kept = "7000-7999/udp"
+    apply(arena, vm("a", kept))
+    for number in range(10):
+        arena.knock(7500)
+        apply(arena, vm("a", f"{kept},{1000 + number}-{2000 + number}"))
+        scribbles(arena)
+        apply(arena, vm("a", kept))
+    live = next(
+        one
+        for one in look(arena).live
+        if one.rule.chain is Chain.OUTPUT and one.rule.family is Family.IP
+    )
+    assert str(live.rule.ports) == "7000-7999"
+    assert live.packets == 10
+
+
+def test_a_commit_with_one_stale_handle_changes_nothing(arena: Arena) -> None:
+    apply(arena, vm("a", "22,80,443"))
+    with entered(arena) as namespace:
+        desired = desire([vm("a", "22,8080,9000-9999")], namespace.surroundings())
+        plan = diff(arena.name, desired, namespace.observe())
+        assert len(plan.remove) > 2
+        assert plan.add
+        arena.erase(the_rule(arena, "443"))
+        before = namespace.observe()
+        with pytest.raises(Stale) as refusal:
+            namespace.commit(plan)
+        assert refusal.value.exit_code == 75
+        assert namespace.observe() == before
+
+
+def test_a_plan_for_a_table_that_has_gone_changes_nothing(arena: Arena) -> None:
+    apply(arena, vm("a", "22"))
+    with entered(arena) as namespace:
+        desired = desire([vm("a", "22,80")], namespace.surroundings())
+        plan = diff(arena.name, desired, namespace.observe())
+        arena.drop()
+        with pytest.raises(Stale):
+            namespace.commit(plan)
+        assert not namespace.observe().table
+
+
+def test_rules_of_a_pending_machine_stay(arena: Arena) -> None:
+    away = vm("away", "22", entry="eth0.100")
+    apply(arena, away, vm("b", "80"))
+    before = look(arena)
+    still = tuple(replace(link, addresses=()) for link in SURROUNDINGS.links)
+    desired = desire([away, vm("b", "81")], replace(SURROUNDINGS, links=still))
+    assert {pending.owner for pending in desired.pending} == {away.owner, vm("b", "").owner}
+    with entered(arena) as namespace:
+        assert converge(arena.name, desired, namespace).empty
+    assert look(arena) == before
+
+
+def test_five_thousand_ranges_go_in_at_once_and_one_of_them_out(arena: Arena) -> None:
+    ranges = [f"{first}-{first + 8}" for first in range(1, 50000, 10)]
+    all_of_them = desire([vm("a", ",".join(ranges), entry="eth0.100")], SURROUNDINGS)
+    ranges.remove("30001-30009")
+    all_but_one = desire([vm("a", ",".join(ranges), entry="eth0.100")], SURROUNDINGS)
+    with entered(arena) as namespace:
+        converge(arena.name, all_of_them, namespace)
+        before = namespace.observe()
+        converge(arena.name, all_but_one, namespace)
+        after = namespace.observe()
+    assert len(before.live) == 2 * 5000 + 2  # of one family
+    assert {live.rule for live in before.live} == all_of_them.rules
+    assert {live.rule for live in after.live} == all_but_one.rules
+    assert handles(after) < handles(before)
+
+
+def test_a_namespace_that_is_not_there_is_said_so(arena: Arena) -> None:
+    with pytest.raises(NoNamespace, match="there is no network namespace nowhere"):
+        with arena.kernel.opened("nowhere"):
+            pass
+
+
+# ---------------------------------------------------------------------------- nftables alone
+
+OTHER_TABLES = """
+table inet other {
+    comment "not yours"
+    set ports { type inet_service; flags interval; elements = { 1000-8000 } }
+    map guests { type inet_service : ipv4_addr; elements = { 80 : 10.0.2.2 } }
+    chain prerouting {
+        type nat hook prerouting priority -100; policy accept;
+        tcp dport @ports counter packets 7 bytes 420 dnat ip to 10.0.2.9 comment "portranger"
+    }
+}
+table ip portranger {
+    chain prerouting { type nat hook prerouting priority -101; tcp dport 5 dnat to 10.0.2.9; }
+}
+table ip6 portranger {
+    chain odd { counter packets 1 bytes 2 drop; }
+}
+table inet portranger2 {
+    chain output { type nat hook output priority -101; policy accept; }
+}
+table ip nat {
+    chain KUBEVIRT_PREINBOUND { counter packets 3 bytes 4 dnat to 10.0.2.2; }
+    chain prerouting {
+        type nat hook prerouting priority -100; iifname "eth0" jump KUBEVIRT_PREINBOUND;
+    }
+}
+"""
+OTHERS = ("inet other", "ip portranger", "ip6 portranger", "inet portranger2", "ip nat")
+
+MADE_UNSOUND = {
+    "a dormant table": "add table inet portranger { flags dormant; }",
+    "a foreign chain": "add chain inet portranger extra; add rule inet portranger extra counter",
+    "a foreign base chain": (
+        "add chain inet portranger block { type filter hook input priority 0; policy drop; }"
+    ),
+    "a chain our rules jump to": (
+        "add chain inet portranger trap; add rule inet portranger trap drop;"
+        " insert rule inet portranger prerouting jump trap"
+    ),
+    "a foreign set": "add set inet portranger mine { type ipv4_addr; }",
+    "a foreign set in use": (
+        "add set inet portranger mine { type ipv4_addr; elements = { 192.0.2.66 } };"
+        " insert rule inet portranger prerouting ip saddr @mine accept"
+    ),
+    "a foreign map": "add map inet portranger mine { type inet_service : ipv4_addr; }",
+    "a foreign counter": "add counter inet portranger mine",
+    "a foreign quota": "add quota inet portranger mine { over 1 mbytes }",
+    "another chain priority": (
+        "delete chain inet portranger prerouting;"
+        " add chain inet portranger prerouting { type nat hook prerouting priority -90; }"
+    ),
+    "another chain policy": (
+        "add chain inet portranger prerouting"
+        " { type nat hook prerouting priority -101; policy drop; }"
+    ),
+    "a chain of another type": (
+        "delete chain inet portranger output;"
+        " add chain inet portranger output { type filter hook output priority -101; }"
+    ),
+    "a chain at another hook": (
+        "delete chain inet portranger output;"
+        " add chain inet portranger output { type nat hook input priority -101; }"
+    ),
+    "a chain without a hook": (
+        "delete chain inet portranger output; add chain inet portranger output"
+    ),
+}
+
+FOREIGN_RULES = {
+    "a verdict": "prerouting accept",
+    "another protocol": "prerouting sctp dport 80 counter dnat ip to 10.0.2.2",
+    "a set of ports": "prerouting tcp dport { 80, 443 } counter dnat ip to 10.0.2.2",
+    "a set of links": (
+        'prerouting iifname { "eth0", "eth6" } meta nfproto ipv4 tcp dport 80 counter'
+        " dnat ip to 10.0.2.2"
+    ),
+    "a set of sources": "prerouting ip saddr { 192.0.2.1, 192.0.2.7 } counter dnat ip to 10.0.2.2",
+    "a prefix of sources": "prerouting ip saddr 192.0.2.0/24 counter dnat ip to 10.0.2.2",
+    "a negation": "prerouting tcp dport != 80 counter dnat ip to 10.0.2.2",
+    "a shifted port": "prerouting tcp dport 80 counter dnat ip to 10.0.2.2:8080",
+    "a range of targets": "prerouting tcp dport 80 counter dnat ip to 10.0.2.2-10.0.2.9",
+    "a map of targets": "prerouting counter dnat ip to tcp dport map { 80 : 10.0.2.2 }",
+    "a flag": "prerouting tcp dport 80 counter dnat ip to 10.0.2.2 persistent",
+    "no counter": "prerouting tcp dport 80 dnat ip to 10.0.2.2",
+    "two counters": "prerouting tcp dport 80 counter counter dnat ip to 10.0.2.2",
+    "a redirect": "prerouting tcp dport 80 counter redirect to :8080",
+    "a link by index": "prerouting iif lo tcp dport 80 counter dnat ip to 10.0.2.2",
+    "a wildcard link": 'prerouting iifname "eth*" tcp dport 80 counter dnat ip to 10.0.2.2',
+    "a mark": "prerouting meta mark set 0x1 counter",
+    "a limit": "prerouting limit rate 1/second tcp dport 80 counter dnat ip to 10.0.2.2",
+    "a log": "prerouting tcp dport 80 counter log dnat ip to 10.0.2.2",
+    "raw bytes": "prerouting @th,16,16 80 counter dnat ip to 10.0.2.2",
+    "source NAT to a range": "postrouting ip saddr 10.0.2.2 counter snat ip to 192.0.2.2-192.0.2.4",
+    "a masquerade with ports": (
+        "postrouting ip saddr 10.0.2.2 tcp dport 80 counter masquerade to :1024-2048"
+    ),
+    "a masquerade with a flag": "postrouting ip saddr 10.0.2.2 counter masquerade random",
+    "a conntrack match": "output ct state new tcp dport 80 counter dnat ip to 10.0.2.2",
+    "a comment of ours": (
+        'prerouting counter accept comment "VirtualMachine/default/desktop/red"'
+    ),
+}
+
+
+@pytest.fixture
+def netns() -> Iterator[str]:
+    with ARENAS["nftables"]() as arena:
+        yield arena.name
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[str]:
+    """A namespace that every test leaves as it found it."""
+    with ARENAS["nftables"]() as arena:
+        apply_live(arena.name, *DESKTOP)
+        yield arena.name
+
+
+class TestNftables:
+    """What only nftables has."""
+
+    @pytest.mark.parametrize("script", MADE_UNSOUND.values(), ids=MADE_UNSOUND)
+    def test_a_table_that_is_not_as_we_make_it_is_made_anew_or_goes(
+        self, netns: str, script: str
+    ) -> None:
+        apply_live(netns, *DESKTOP)
+        nft(netns, script)
+        assert observed(netns).unsound
+        done = apply_live(netns, *DESKTOP)
+        assert done.table is Table.REMAKE
+        self.assert_holds(netns, DESKTOP)
+        nft(netns, script)
+        assert apply_live(netns).table is Table.DELETE
+        assert within(netns, "nft", "list", "tables") == ""
+
+    @pytest.mark.parametrize("text", FOREIGN_RULES.values(), ids=FOREIGN_RULES)
+    def test_a_rule_that_we_never_make_is_removed_and_ours_stay(
+        self, served: str, text: str
+    ) -> None:
+        before = observed(served)
+        nft(served, f"add rule inet portranger {text}")
+        done = apply_live(served, *DESKTOP)
+        assert len(done.remove) == 1
+        assert observed(served) == before
+
+    def test_a_table_that_somebody_else_made_is_taken_over(self, netns: str) -> None:
+        nft(netns, "add table inet portranger; add chain inet portranger prerouting")
+        apply_live(netns, *DESKTOP)
+        self.assert_holds(netns, DESKTOP)
+
+    def test_an_empty_table_is_filled_and_emptied_again(self, netns: str) -> None:
+        nft(netns, "add table inet portranger")
+        apply_live(netns, *DESKTOP)
+        self.assert_holds(netns, DESKTOP)
+        apply_live(netns)
+        assert within(netns, "nft", "list", "tables") == ""
+
+    def test_what_is_outside_our_table_stays_byte_for_byte(self, netns: str) -> None:
+        nft(netns, OTHER_TABLES)
+        before = self.others(netns)
+        assert len(before) == len(OTHERS)
+        for machines in (DESKTOP, (vm("desktop", "22"),), (vm("desktop", None),), DESKTOP):
+            apply_live(netns, *machines)
+            assert self.others(netns) == before
+        nft(netns, MADE_UNSOUND["a dormant table"])
+        assert apply_live(netns, *DESKTOP).table is Table.REMAKE
+        assert self.others(netns) == before
+        apply_live(netns)
+        assert self.others(netns) == before
+        assert "inet portranger\n" not in within(netns, "nft", "list", "tables")
+
+    def test_nothing_is_written_where_nothing_is_wanted(self, netns: str) -> None:
+        nft(netns, OTHER_TABLES)
+        before = within(netns, "nft", "-a", "list", "ruleset")
+        apply_live(netns)
+        assert within(netns, "nft", "-a", "list", "ruleset") == before
+
+    def test_our_chains_hook_one_step_before_the_usual(self, netns: str) -> None:
+        apply_live(netns, *DESKTOP)
+        listing = within(netns, "nft", "-y", "list", "table", "inet", "portranger")
+        assert [line.strip() for line in listing.splitlines() if " hook " in line] == [
+            "type nat hook prerouting priority -101; policy accept;",
+            "type nat hook output priority -101; policy accept;",
+            "type nat hook postrouting priority 99; policy accept;",
+        ]
+
+    def test_one_rule_holds_a_contiguous_range(self, netns: str) -> None:
+        ports = ",".join(str(port) for port in range(8000, 999, -1))
+        apply_live(netns, vm("a", ports, entry="eth0.100"))
+        chain = within(netns, "nft", "list", "chain", "inet", "portranger", "prerouting")
+        assert chain.count("dnat") == 1
+        assert 'iifname "eth0.100" meta nfproto ipv4 tcp dport 1000-8000 counter' in chain
+
+    def test_the_owner_is_the_comment_to_the_last_of_its_bytes(self, netns: str) -> None:
+        machine = vm("n" * (128 - 27), "80")
+        assert len(machine.owner) == 128
+        apply_live(netns, machine)
+        assert {live.rule.owner for live in observed(netns).live} == {machine.owner}
+        assert f'comment "{machine.owner}"' in within(netns, "nft", "list", "ruleset")
+
+    def assert_holds(self, netns: str, machines: tuple[Machine, ...]) -> None:
+        seen = observed(netns)
+        desired = wanted(netns, machines)
+        assert Counter(live.rule for live in seen.live) == Counter(desired.rules)
+        assert not seen.foreign
+        assert not seen.unsound
+        assert apply_live(netns, *machines).empty
+
+    def others(self, netns: str) -> dict[str, str]:
+        return {
+            name: within(netns, "nft", "-a", "list", "table", *name.split()) for name in OTHERS
+        }

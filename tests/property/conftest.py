@@ -1,0 +1,16 @@
+"""How hypothesis runs here: the same examples every time in CI, others every time at home."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "portranger",
+    max_examples=200,
+    deadline=None,  # a busy machine is no failure
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("portranger")

@@ -1,0 +1,244 @@
+"""Arbitrary ports, machines, namespaces, rules and listings.
+
+Ports are drawn from a few dozen, so that ranges meet, touch and miss each other by one all the time.
+"""
+
+from __future__ import annotations
+
+import json
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Any
+
+from hypothesis import strategies as st
+
+from rules.desired import conflicts, desire
+from rules.model import (
+    Address,
+    Chain,
+    Claim,
+    Desired,
+    Family,
+    Foreign,
+    Guest,
+    Machine,
+    Observed,
+    Protocol,
+    Rule,
+    Surroundings,
+)
+from rules.nft import Json, decode
+from rules.ports import HIGHEST, LOWEST, PortRange
+from tests.unit.samples import BRIDGE, ETH0, LO, link, machine, space
+
+# ---------------------------------------------------------------------------------------- ports
+
+NUMBERS = [*range(LOWEST, 31), *range(HIGHEST - 5, HIGHEST + 1)]
+
+port_numbers = st.sampled_from(NUMBERS)
+port_ranges = st.tuples(port_numbers, port_numbers).map(lambda ends: PortRange(*sorted(ends)))
+range_lists = st.lists(port_ranges, max_size=8)
+
+
+def held(ranges: list[PortRange] | tuple[PortRange, ...]) -> set[int]:
+    """The ports of ranges, one by one."""
+    return {port for ports in ranges for port in range(ports.first, ports.last + 1)}
+
+
+# ------------------------------------------------------------------------------------- machines
+
+claims = st.builds(Claim, st.sampled_from(Protocol), port_ranges)
+claim_lists = st.lists(claims, min_size=1, max_size=6).map(tuple) | st.none()
+
+PLACES = [
+    ("10.0.2.2", "10.0.2.1", "fd10:0:2::2", "fd10:0:2::1"),
+    ("10.0.3.2", "10.0.3.1", "fd10:0:3::2", "fd10:0:3::1"),
+    ("10.0.3.9", "10.0.3.1", "fd10:0:3::9", "fd10:0:3::1"),
+    ("192.168.7.9", None, "fd00:7::9", None),
+]
+
+
+@st.composite
+def machine_lists(draw: st.DrawFn, netns: tuple[str, ...] = ("blue",)) -> list[Machine]:
+    """Machines of different names; they may well claim the same ports."""
+    names = draw(st.lists(st.sampled_from(["a", "b", "c", "d" * 140]), unique=True, max_size=4))
+    return [draw(machines(name, netns)) for name in names]
+
+
+@st.composite
+def machines(draw: st.DrawFn, name: str, netns: tuple[str, ...]) -> Machine:
+    v4, v4_gateway, v6, v6_gateway = draw(st.sampled_from(PLACES))
+    bare = machine(
+        name=name,
+        netns=draw(st.sampled_from(netns)),
+        entry=draw(st.sampled_from([None, "eth0", "eth1"])),
+        guests=(guest(v4, v4_gateway), guest(v6, v6_gateway)),
+        origin=draw(st.sampled_from(["", f"{name}.yaml:7"])),
+    )
+    assert bare.masquerade is not None
+    ours = bare.masquerade.__class__(
+        name=bare.masquerade.name,
+        entry=bare.masquerade.entry,
+        guests=bare.masquerade.guests,
+        claims=draw(claim_lists),
+    )
+    return Machine(
+        kind=bare.kind,
+        namespace=bare.namespace,
+        name=bare.name,
+        netns=bare.netns,
+        masquerade=draw(st.sampled_from([ours, ours, ours, None])),
+        origin=bare.origin,
+    )
+
+
+def guest(address: str, gateway: str | None) -> Guest:
+    return Guest(ip_address(address), ip_address(gateway) if gateway else None)
+
+
+def peaceable(given: list[Machine]) -> list[Machine]:
+    """As many of the machines, from the first on, as have no conflict."""
+    kept: list[Machine] = []
+    for one in given:
+        if not conflicts([*kept, one]):
+            kept.append(one)
+    return kept
+
+
+peaceable_machines = machine_lists().map(peaceable)
+
+# ------------------------------------------------------------------------------------ namespaces
+
+LINKS = [
+    LO,
+    ETH0,
+    link("eth1", "192.0.2.9/24"),
+    link("net1", "10.9.9.9/8"),
+    BRIDGE,
+    link("br3", "10.0.3.1/24", "fd10:0:3::1/64"),
+    link("br7", "192.168.7.1/24"),
+    link("down0"),
+]
+surroundings = st.none() | st.builds(
+    lambda links, default: space(*links, default=default),
+    st.lists(st.sampled_from(LINKS), unique=True),
+    st.sampled_from([None, "eth0", "eth1"]),
+)
+desireds = st.builds(desire, machine_lists(), surroundings)
+
+
+def link_names(around: Surroundings | None) -> list[str]:
+    return [one.name for one in around.links] if around else ["eth0", "eth1", "k6t-eth0"]
+
+
+# ----------------------------------------------------------------------------------------- rules
+
+ADDRESSES: dict[Family, list[Address]] = {
+    Family.IP: [IPv4Address(text) for text in ("127.0.0.1", "10.0.2.2", "10.0.2.1", "10.0.3.2")],
+    Family.IP6: [IPv6Address(text) for text in ("::1", "fd10:0:2::2", "fd10:0:2::1", "::a00:202")],
+}
+owners = st.sampled_from(["", "a", "VirtualMachine/default/vm/default", 'q"\\', "ü" * 60])
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> Rule:
+    """Any rule that the codec can write, whether or not we ever would."""
+    chain, family = draw(st.sampled_from(Chain)), draw(st.sampled_from(Family))
+    addresses = st.sampled_from(ADDRESSES[family])
+    source, destination = draw(st.none() | addresses), draw(st.none() | addresses)
+    claim = draw(st.none() | claims)
+    masquerades = st.none() if chain is Chain.POSTROUTING else addresses
+    return Rule(
+        chain=chain,
+        family=family,
+        owner=draw(owners),
+        protocol=claim.protocol if claim else None,
+        ports=claim.ports if claim else None,
+        interface=draw(st.sampled_from([None, "eth0", "eth1", "k6t-eth0"])),
+        source=source,
+        destination=destination,
+        to=draw(addresses | masquerades),
+    )
+
+
+strangers = rules() | st.builds(
+    Foreign, st.sampled_from([chain.value for chain in Chain]), st.just(0), st.just("accept")
+)
+arbitrary_desireds = st.frozensets(rules(), max_size=12).map(lambda some: Desired(rules=some))
+
+# -------------------------------------------------------------------------------------- listings
+
+
+class ListedTable:
+    """What libnftables would list after these commands: enough of it to hold us to our word."""
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self.handle = 0
+
+    def run(self, commands: list[Json]) -> None:
+        for command in json.loads(json.dumps(commands)):
+            ((verb, target),) = command.items()
+            ((kind, value),) = target.items()
+            if verb == "add":
+                self._add(kind, value)
+            else:
+                self._delete(kind, value)
+
+    def _add(self, kind: str, value: dict[str, Any]) -> None:
+        here = [entry[kind]["name"] for entry in self.entries if kind in entry and kind != "rule"]
+        if value.get("name") in here:
+            return  # as nft has it: to add what is there is no mistake
+        assert kind == "table" or any("table" in entry for entry in self.entries)
+        if kind == "rule":
+            assert any(e["chain"]["name"] == value["chain"] for e in self.entries if "chain" in e)
+            counted = {"counter": {"packets": self.handle, "bytes": 60 * self.handle}}
+            value["expr"] = [counted if "counter" in item else item for item in value["expr"]]
+        self.handle += 1
+        self.entries.append({kind: value | {"handle": self.handle}})
+
+    def _delete(self, kind: str, value: dict[str, Any]) -> None:
+        if kind == "table":
+            assert self.entries
+            self.entries.clear()
+            return
+        (found,) = (
+            entry
+            for entry in self.entries
+            if kind in entry
+            and (entry[kind]["chain"], entry[kind]["handle"]) == (value["chain"], value["handle"])
+        )
+        self.entries.remove(found)
+
+    def observed(self) -> Observed:
+        return decode([{"metainfo": {"json_schema_version": 1}}, *self.entries])
+
+
+words = st.sampled_from(
+    "table chain rule set expr match counter dnat snat masquerade op left right meta key payload"
+    " protocol field range addr family handle comment name flags == tcp udp ip ip6 ipv4 dport"
+    " saddr iifname prerouting output postrouting eth0 10.0.2.2 portranger".split()
+)
+scalars = st.none() | st.booleans() | st.integers(-1, 70000) | st.floats(0, 9) | words | st.text()
+garbage: st.SearchStrategy[Any] = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@st.composite
+def mutilated(draw: st.DrawFn, entry: Any) -> Any:
+    """The same, with something in it taken out, put in or replaced by garbage."""
+    if not isinstance(entry, dict | list) or not entry or draw(st.integers(0, 5)) == 0:
+        return draw(garbage)
+    if isinstance(entry, list):
+        place = draw(st.integers(0, len(entry) - 1))
+        middle = draw(
+            st.sampled_from([[], [entry[place]] * 2])
+            | mutilated(entry[place]).map(lambda new: [new])
+        )
+        return [*entry[:place], *middle, *entry[place + 1 :]]
+    key = draw(st.sampled_from(sorted(entry)))
+    rest = {name: value for name, value in entry.items() if name != key}
+    new_key = draw(st.sampled_from([key, key, key, *rest]) | words)
+    return rest | draw(st.just({}) | mutilated(entry[key]).map(lambda new: {new_key: new}))

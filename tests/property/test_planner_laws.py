@@ -1,0 +1,486 @@
+"""The laws of the planner, over arbitrary ports, machines, namespaces, rules and listings."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.kernel.memory import MemoryNamespace
+from rules.desired import LABEL_BYTES, LOOPBACK, conflicts, desire, label
+from rules.model import (
+    Chain,
+    Desired,
+    Family,
+    Foreign,
+    Live,
+    Machine,
+    Observed,
+    Protocol,
+    Rule,
+    Surroundings,
+)
+from rules.nft import decode, encode, script
+from rules.plan import Plan, diff
+from rules.ports import HIGHEST, LOWEST, PortRange, coalesce, subtract
+from rules.render import plan_json, plan_text, summary
+from rules.trace import Packet, matches, trace
+from rules.values import replace
+from tests.property.strategies import (
+    ADDRESSES,
+    NUMBERS,
+    ListedTable,
+    arbitrary_desireds,
+    desireds,
+    garbage,
+    held,
+    link_names,
+    machine_lists,
+    mutilated,
+    peaceable_machines,
+    range_lists,
+    rules,
+    strangers,
+    surroundings,
+)
+from tests.unit.samples import POD
+
+PORTS = sorted({port + step for port in NUMBERS for step in (-1, 0, 1)} & set(range(1, 65536)))
+
+# ---------------------------------------------------------------------------------------- ports
+
+
+@given(range_lists)
+def test_coalesced_ranges_hold_exactly_the_same_ports(ranges: list[PortRange]) -> None:
+    assert held(coalesce(ranges)) == held(ranges)
+
+
+@given(range_lists)
+def test_coalesced_ranges_are_as_few_as_can_be(ranges: list[PortRange]) -> None:
+    ports = held(ranges)
+    beginnings = sum(port - 1 not in ports for port in ports)
+    assert len(coalesce(ranges)) == beginnings
+
+
+@given(range_lists)
+def test_coalesced_ranges_ascend_with_a_gap_between_them(ranges: list[PortRange]) -> None:
+    assert all(one.last + 1 < other.first for one, other in pairwise(coalesce(ranges)))
+
+
+@given(range_lists)
+def test_coalescing_twice_is_coalescing_once(ranges: list[PortRange]) -> None:
+    assert coalesce(coalesce(ranges)) == coalesce(ranges)
+
+
+@given(range_lists, st.randoms(use_true_random=False))
+def test_neither_order_nor_duplicates_matter_to_coalesce(
+    ranges: list[PortRange], random: Any
+) -> None:
+    shuffled = [*ranges, *ranges]
+    random.shuffle(shuffled)
+    assert coalesce(shuffled) == coalesce(ranges)
+
+
+@given(range_lists, range_lists)
+def test_subtract_is_the_difference_of_sets(
+    ranges: list[PortRange], holes: list[PortRange]
+) -> None:
+    left = subtract(ranges, holes)
+    assert held(left) == held(ranges) - held(holes)
+    assert left == coalesce(left)
+
+
+@given(range_lists, range_lists)
+def test_ranges_overlap_where_their_ports_meet(
+    one: list[PortRange], other: list[PortRange]
+) -> None:
+    for a, b in zip(one, other, strict=False):
+        assert a.overlaps(b) == bool(held([a]) & held([b])) == b.overlaps(a)
+
+
+# ---------------------------------------------------------------------------------------- desired
+
+
+def naive(machines: list[Machine]) -> dict[tuple[Protocol, int], str]:
+    """The owner of every port: what a rule for each single port would do."""
+    owners: dict[tuple[Protocol, int], str] = {}
+    for machine in machines:
+        if machine.masquerade is None:
+            continue
+        if machine.masquerade.claims is None:
+            owners |= {(protocol, port): machine.name for protocol in Protocol for port in PORTS}
+            continue
+        for claim in machine.masquerade.claims:
+            for port in range(claim.ports.first, claim.ports.last + 1):
+                owners[claim.protocol, port] = machine.name
+    return owners
+
+
+@given(peaceable_machines)
+def test_exactly_the_declared_ports_are_forwarded(machines: list[Machine]) -> None:
+    oracle = naive(machines)
+    by_label = {label(machine.owner): machine for machine in machines}
+    desired = desire(machines, None)
+    for family in Family:
+        for protocol in Protocol:
+            for port in PORTS:
+                owner = oracle.get((protocol, port))
+                for link in ("eth0", "eth1"):
+                    packet = Packet(family=family, protocol=protocol, port=port, interface=link)
+                    rule = trace(desired.rules, Chain.PREROUTING, packet)
+                    machine = by_label[rule.owner] if rule else None
+                    if owner is None or not enters_on(machines, owner, link):
+                        assert machine is None
+                        continue
+                    assert machine is not None
+                    assert machine.masquerade is not None
+                    assert rule is not None
+                    assert machine.name == owner
+                    assert rule.to in {guest.address for guest in machine.masquerade.guests}
+
+
+def enters_on(machines: list[Machine], name: str, link: str) -> bool:
+    (machine,) = (machine for machine in machines if machine.name == name)
+    return machine.masquerade is not None and (machine.masquerade.entry or "eth0") == link
+
+
+@given(peaceable_machines)
+def test_from_inside_the_same_ports_are_forwarded_wherever_there_is_a_gateway(
+    machines: list[Machine],
+) -> None:
+    oracle = naive([machine for machine in machines if has_gateway(machine)])
+    desired = desire(machines, None)
+    for family, loopback in LOOPBACK.items():
+        for protocol in Protocol:
+            for port in PORTS:
+                packet = Packet(family=family, protocol=protocol, port=port, destination=loopback)
+                rule = trace(desired.rules, Chain.OUTPUT, packet)
+                assert (rule is not None) == ((protocol, port) in oracle)
+
+
+def has_gateway(machine: Machine) -> bool:
+    return machine.masquerade is not None and machine.masquerade.guests[0].gateway is not None
+
+
+@given(peaceable_machines, surroundings)
+def test_no_two_forwards_take_the_same_packet(
+    machines: list[Machine], around: Surroundings | None
+) -> None:
+    desired = desire(machines, around)
+    for chain in (Chain.PREROUTING, Chain.OUTPUT):
+        for one, other in combinations([r for r in desired.rules if r.chain is chain], 2):
+            assert apart(one, other), (one, other)
+
+
+@given(peaceable_machines, surroundings)
+def test_two_rules_for_what_leaves_take_the_same_packet_only_to_do_the_same(
+    machines: list[Machine], around: Surroundings | None
+) -> None:
+    # Two machines may be said to have one guest address; then both masquerade it.
+    leaving = [r for r in desire(machines, around).rules if r.chain is Chain.POSTROUTING]
+    for one, other in combinations(leaving, 2):
+        assert apart(one, other) or one.to == other.to, (one, other)
+
+
+def apart(one: Rule, other: Rule) -> bool:
+    """Whether no packet can be taken by both."""
+    pairs = (
+        (one.family, other.family),
+        (one.protocol, other.protocol),
+        (one.interface, other.interface),
+        (one.source, other.source),
+        (one.destination, other.destination),
+    )
+    if any(a is not None and b is not None and a != b for a, b in pairs):
+        return True
+    return one.ports is not None and other.ports is not None and not one.ports.overlaps(other.ports)
+
+
+@given(rules(), rules(), st.sampled_from(NUMBERS), st.sampled_from(Protocol))
+def test_rules_apart_never_take_one_packet(
+    one: Rule, other: Rule, port: int, protocol: Protocol
+) -> None:
+    # The check of the two laws above, held against trace.
+    for link in ("eth0", "eth1", "k6t-eth0"):
+        for address in ADDRESSES[one.family]:
+            packet = Packet(
+                family=one.family,
+                protocol=protocol,
+                port=port,
+                interface=link,
+                source=address,
+                destination=address,
+            )
+            assert not (apart(one, other) and matches(one, packet) and matches(other, packet))
+
+
+@given(machine_lists(), surroundings)
+def test_every_machine_of_ours_is_served_or_pending(
+    machines: list[Machine], around: Surroundings | None
+) -> None:
+    desired = desire(machines, around)
+    served = {rule.owner for rule in desired.rules}
+    pending = {pending.owner for pending in desired.pending}
+    assert not served & pending
+    assert served | pending == {label(m.owner) for m in machines if m.masquerade is not None}
+
+
+@given(machine_lists(), surroundings)
+def test_rules_and_settings_name_links_that_can_be(
+    machines: list[Machine], around: Surroundings | None
+) -> None:
+    desired = desire(machines, around)
+    assert all(len(rule.interface or "") <= 15 for rule in desired.rules)
+    entries = {rule.interface for rule in desired.rules if rule.chain is Chain.PREROUTING}
+    assert entries <= set(link_names(around))
+    localnet = [one.name.split(".")[3] for one in desired.sysctls if "route_localnet" in one.name]
+    assert not set(localnet) & {"eth0", "eth1", "net1", "lo", "down0"}
+    if around is not None:
+        assert set(localnet) <= set(link_names(around))
+
+
+@given(machine_lists(), surroundings, st.randoms(use_true_random=False))
+def test_the_order_of_machines_does_not_matter(
+    machines: list[Machine], around: Surroundings | None, random: Any
+) -> None:
+    shuffled = random.sample(machines, len(machines))
+    assert desire(shuffled, around) == desire(machines, around)
+
+
+@given(machine_lists(netns=("blue", "red")))
+def test_conflicts_are_those_of_brute_force(machines: list[Machine]) -> None:
+    found = sorted(problem.what.partition(" (")[0] for problem in conflicts(machines))
+    expected = 0
+    for one, other in combinations(machines, 2):
+        expected += len(list(meetings(one, other)))
+    assert len(found) == expected
+    assert len(set(found)) == expected
+    for one, other in combinations(machines, 2):
+        named = [what for what in found if f" {one.owner}" in what and f" {other.owner}" in what]
+        assert bool(named) == bool(list(meetings(one, other)))
+
+
+def meetings(one: Machine, other: Machine) -> list[tuple[Protocol, PortRange, PortRange]]:
+    """Every pair of contiguous ranges, one of each machine, that share a port."""
+    if one.netns != other.netns:
+        return []
+    return [
+        (protocol, a, b)
+        for protocol in Protocol
+        for a in contiguous(one, protocol)
+        for b in contiguous(other, protocol)
+        if held([a]) & held([b])
+    ]
+
+
+def contiguous(machine: Machine, protocol: Protocol) -> tuple[PortRange, ...]:
+    if machine.masquerade is None:
+        return ()
+    if machine.masquerade.claims is None:
+        return (PortRange(LOWEST, HIGHEST),)
+    return coalesce(c.ports for c in machine.masquerade.claims if c.protocol is protocol)
+
+
+@given(st.text(max_size=300), st.text(max_size=300))
+def test_labels_fit_and_stay_and_tell_owners_apart(one: str, other: str) -> None:
+    one, other = (text.encode(errors="ignore").decode() for text in (one, other))
+    assert len(label(one).encode()) <= LABEL_BYTES
+    assert label(label(one)) == label(one)
+    assert (label(one) == label(other)) == (one == other)
+
+
+@given(st.text("ab/-ü", min_size=100, max_size=140), st.sampled_from("abc"))
+def test_labels_of_long_owners_differ_where_the_owners_do(stem: str, end: str) -> None:
+    assert label(f"{stem}{end}") != label(f"{stem}d")
+
+
+# ----------------------------------------------------------------------------------------- plans
+
+
+def settled(namespace: MemoryNamespace, desired: Desired) -> Plan:
+    """Plan and commit; what is returned is the plan."""
+    plan = diff("blue", desired, namespace.observe([s.name for s in desired.sysctls]))
+    if not plan.empty:
+        namespace.commit(plan)
+    return plan
+
+
+either_desired = desireds | arbitrary_desireds
+
+
+@given(either_desired, either_desired, st.lists(strangers, max_size=5))
+def test_after_a_commit_the_next_plan_is_empty(
+    before: Desired, after: Desired, added: list[Rule | Foreign]
+) -> None:
+    namespace = MemoryNamespace(POD)
+    settled(namespace, before)
+    if namespace.observe().table:
+        for stranger in added:
+            namespace.insert(stranger)
+    settled(namespace, after)
+    observed = namespace.observe([sysctl.name for sysctl in after.sysctls])
+    assert diff("blue", after, observed).empty
+    pending = {one.owner for one in after.pending}
+    assert {live.rule for live in observed.live if live.rule.owner not in pending} == {
+        rule for rule in after.rules if rule.owner not in pending
+    }
+    assert observed.foreign == ()
+
+
+@given(either_desired, either_desired)
+def test_what_is_in_both_keeps_its_handle_and_its_counters(before: Desired, after: Desired) -> None:
+    namespace = MemoryNamespace(POD)
+    settled(namespace, before)
+    counted = [
+        replace(live, packets=live.handle, octets=60 * live.handle) for live in namespace.held.live
+    ]
+    namespace.held = replace(namespace.held, live=tuple(counted))
+    settled(namespace, after)
+    kept = {live.rule: live for live in namespace.observe().live}
+    for live in counted:
+        if live.rule in after.rules:
+            assert kept[live.rule] == live
+
+
+@given(either_desired, either_desired, st.lists(strangers, max_size=5), st.randoms())
+def test_a_plan_does_not_depend_on_the_order_of_what_it_compares(
+    before: Desired, after: Desired, added: list[Rule | Foreign], random: Any
+) -> None:
+    namespace = MemoryNamespace(POD)
+    settled(namespace, before)
+    for stranger in added:
+        namespace.insert(stranger)
+    observed = namespace.observe()
+    distinct = tuple({live.rule: live for live in observed.live}.values())  # of twins either may go
+    straight = replace(observed, live=distinct)
+    shuffled = replace(observed, live=tuple(random.sample(distinct, len(distinct))))
+    again = Desired(
+        rules=frozenset(random.sample(list(after.rules), len(after.rules))),
+        sysctls=after.sysctls,
+        pending=after.pending,
+    )
+    one, other = diff("blue", after, straight), diff("blue", again, shuffled)
+    assert replace(one, unchanged=()) == replace(other, unchanged=())
+    assert set(one.unchanged) == set(other.unchanged)
+
+
+@given(either_desired, either_desired, st.lists(strangers, max_size=5))
+def test_every_rule_is_in_a_plan_exactly_once(
+    before: Desired, after: Desired, added: list[Rule | Foreign]
+) -> None:
+    namespace = MemoryNamespace(POD)
+    settled(namespace, before)
+    for stranger in added:
+        namespace.insert(stranger)
+    observed = namespace.observe()
+    plan = diff("blue", after, observed)
+    changed = [live for live, _ in plan.change]
+    old = [one.handle for one in (*plan.remove, *changed, *plan.unchanged)]
+    assert sorted(old) == sorted(one.handle for one in (*observed.live, *observed.foreign))
+    pending = {one.owner for one in after.pending}
+    new = [*plan.add, *(rule for _, rule in plan.change)]
+    new += [live.rule for live in plan.unchanged if live.rule.owner not in pending]
+    ours = [rule for rule in after.rules if rule.owner not in pending]
+    assert sorted(map(str, new)) == sorted(map(str, ours))
+
+
+@given(either_desired, either_desired, st.lists(strangers, max_size=5))
+def test_a_plan_says_something_exactly_where_it_does_something(
+    before: Desired, after: Desired, added: list[Rule | Foreign]
+) -> None:
+    namespace = MemoryNamespace(POD)
+    settled(namespace, before)
+    for stranger in added:
+        namespace.insert(stranger)
+    plan = diff("blue", after, namespace.observe([sysctl.name for sysctl in after.sysctls]))
+    assert plan.empty == (not plan_text(plan))
+    assert plan.empty == (not plan_json([plan], [])["changes"])
+    assert plan.empty == summary([plan]).startswith("No changes.")
+    assert plan.same_rules == (not encode(plan)) == (not script(plan))
+
+
+# ----------------------------------------------------------------------------------------- codec
+
+
+@given(either_desired)
+def test_what_is_encoded_decodes_to_the_same(desired: Desired) -> None:
+    table = ListedTable()
+    table.run(encode(diff("blue", desired, Observed())))
+    observed = table.observed()
+    assert {live.rule for live in observed.live} == desired.rules
+    assert len(observed.live) == len(desired.rules)
+    assert (observed.foreign, observed.unsound) == ((), "")
+    assert observed.table == bool(desired.rules)
+    assert observed.chains == {rule.chain for rule in desired.rules}
+
+
+@given(either_desired, either_desired, st.booleans())
+def test_the_commands_lead_from_any_table_to_any_other(
+    before: Desired, after: Desired, dormant: bool
+) -> None:
+    table = ListedTable()
+    table.run(encode(diff("blue", before, Observed())))
+    if dormant and table.entries:
+        table.entries[0]["table"]["flags"] = ["dormant"]
+    observed = table.observed()
+    table.run(encode(diff("blue", after, observed)))
+    now = table.observed()
+    assert diff("blue", replace(after, sysctls=frozenset()), now).empty
+    if not dormant:
+        stay = {live for live in observed.live if live.rule in after.rules}
+        assert stay <= set(now.live)
+
+
+@given(either_desired, either_desired)
+def test_a_script_has_one_line_for_each_command(before: Desired, after: Desired) -> None:
+    namespace = MemoryNamespace(POD)
+    settled(namespace, before)
+    plan = diff("blue", after, namespace.observe())
+    lines = script(plan).splitlines()
+    verbs = [(verb, *target) for command in encode(plan) for verb, target in command.items()]  # type: ignore[misc]  # a mapping, as the encoder makes them
+    assert [tuple(line.split()[:2]) for line in lines] == verbs
+
+
+@given(st.lists(garbage | st.dictionaries(st.sampled_from(["rule", "chain", "table"]), garbage)))
+def test_no_garbage_is_taken_for_a_rule(listing: list[Any]) -> None:
+    observed = decode([entry for entry in listing if isinstance(entry, dict)])
+    assert observed.live == ()
+    assert diff("blue", Desired(), observed).add == ()
+
+
+@given(rules(), st.data())
+def test_a_mutilated_rule_is_foreign_or_another_rule_that_says_what_it_does(
+    rule: Rule, data: st.DataObject
+) -> None:
+    table = ListedTable()
+    table.run(encode(diff("blue", Desired(rules=frozenset({rule})), Observed())))
+    whole = table.entries[-1]["rule"]
+    broken = data.draw(mutilated(whole))
+    if not isinstance(broken, dict):
+        return
+    observed = decode([*table.entries[:-1], {"rule": broken}])
+    diff("blue", Desired(rules=frozenset({rule})), observed)  # whatever it is can be compared
+    for live in observed.live:
+        assert says(live, broken)
+        if live.rule == rule:
+            assert same_conditions(broken, whole)
+
+
+def says(live: Live, listed: dict[str, Any]) -> bool:
+    """Whether the rule, written again, is what was listed."""
+    (command,) = encode(Plan(netns="blue", add=(live.rule,)))
+    written: Any = command["add"]
+    return same_conditions(written["rule"], listed)
+
+
+def same_conditions(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return conditions(one) == conditions(other)
+
+
+def conditions(listed: dict[str, Any]) -> tuple[str, set[str]]:
+    """The chain and what is matched and done there, but for order and counters."""
+    return listed["chain"], {
+        str(item) for item in listed["expr"] if "counter" not in item and "nfproto" not in str(item)
+    }

@@ -1,0 +1,343 @@
+"""Plans and rules as text and JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rules.model import Chain, Desired, Foreign, Live, Observed, Rule, Sysctl
+from rules.plan import Plan, SysctlChange, Table, diff
+from rules.problems import OddNumeral, Problem
+from rules.render import (
+    live_text,
+    plan_json,
+    plan_text,
+    problem_json,
+    rule_json,
+    rule_words,
+    summary,
+)
+from tests.unit.samples import OWNER, answerable, egress, forward, from_inside
+
+ALL_CHAINS = frozenset(Chain)
+
+
+def plan(*wanted: Rule, held: tuple[Rule, ...] = (), foreign: tuple[Foreign, ...] = ()) -> Plan:
+    """From these rules to those."""
+    live = tuple(Live(rule, number) for number, rule in enumerate(held, 1))
+    observed = Observed(live=live, foreign=foreign, chains=ALL_CHAINS, table=bool(live or foreign))
+    return diff("blue", Desired(rules=frozenset(wanted)), observed)
+
+
+# ----------------------------------------------------------------------------------------- text
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        pytest.param(
+            forward("tcp 1000-8000"),
+            "ip prerouting | tcp 1000-8000 on eth0 | -> 10.0.2.2",
+            id="a range that enters",
+        ),
+        pytest.param(
+            forward(None, to="fd10:0:2::2"),
+            "ip6 prerouting | everything on eth0 | -> fd10:0:2::2",
+            id="everything that enters",
+        ),
+        pytest.param(
+            from_inside("udp 53"),
+            "ip output | udp 53 to 127.0.0.1 | -> 10.0.2.2",
+            id="from inside",
+        ),
+        pytest.param(
+            egress(),
+            "ip postrouting | everything from 10.0.2.2 | -> masquerade",
+            id="the guest's own traffic",
+        ),
+        pytest.param(
+            answerable(),
+            "ip postrouting | everything from 127.0.0.1 to 10.0.2.2 via k6t-eth0"
+            " | -> from 10.0.2.1",
+            id="an address that the guest can answer to",
+        ),
+    ],
+)
+def test_a_rule_reads(rule: Rule, words: str) -> None:
+    family, chain, what, target, owner = rule_words(rule)
+    assert f"{family} {chain} | {what} | {target}" == words
+    assert owner == OWNER
+
+
+def test_a_plan_has_a_heading_and_aligned_columns() -> None:
+    assert plan_text(plan(forward("tcp 22"), forward("tcp 1000-8000"), egress())) == [
+        "namespace blue",
+        f"  + ip  prerouting   tcp 22 on eth0            -> 10.0.2.2    {OWNER}",
+        f"  + ip  prerouting   tcp 1000-8000 on eth0     -> 10.0.2.2    {OWNER}",
+        f"  + ip  postrouting  everything from 10.0.2.2  -> masquerade  {OWNER}",
+    ]
+
+
+def test_every_action_has_its_glyph_and_strangers_come_last() -> None:
+    lines = plan_text(
+        plan(
+            forward("tcp 22-23"),
+            forward("udp 53"),
+            held=(forward("tcp 22"), egress()),
+            foreign=(Foreign("output", 9, "accept"),),
+        )
+    )
+    assert [line.split()[0] for line in lines[1:]] == ["~", "+", "-", "-"]
+    assert lines[-1] == "  - a foreign rule in output: accept"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "was"),
+    [
+        pytest.param(forward("tcp 22"), forward("tcp 22-23"), "22", id="other ports"),
+        pytest.param(forward(to="10.0.2.9"), forward(), "10.0.2.9", id="another target"),
+        pytest.param(forward(on=None), forward(), "any link", id="every link"),
+        pytest.param(forward(on="eth1"), forward(), "eth1", id="another link"),
+        pytest.param(egress("10.0.2.9"), egress(), "10.0.2.9", id="another source"),
+        pytest.param(answerable("10.0.2.9"), answerable(), "10.0.2.9", id="another destination"),
+        pytest.param(forward(owner="mine"), forward(), "mine", id="another owner"),
+        pytest.param(
+            forward("tcp 22", to="10.0.2.9", owner="mine"),
+            forward("tcp 22-23"),
+            "22, 10.0.2.9, mine",
+            id="several things",
+        ),
+    ],
+)
+def test_a_changed_rule_says_what_it_was(before: Rule, after: Rule, was: str) -> None:
+    (_, line) = plan_text(plan(after, held=(before,)))
+    assert line.lstrip().startswith("~ ")
+    assert line.endswith(f"  (was {was})")
+
+
+def test_settings_are_shown_with_what_they_were() -> None:
+    sysctls = (SysctlChange("a", "0", "1"), SysctlChange("b", None, "1"))
+    assert plan_text(Plan(netns="blue", sysctls=sysctls)) == [
+        "namespace blue",
+        "  ~ sysctl a 0 -> 1",
+        "  ~ sysctl b ? -> 1",
+    ]
+
+
+def test_a_table_made_anew_says_why_before_everything_else() -> None:
+    remade = Plan(
+        netns="blue",
+        table=Table.REMAKE,
+        unsound="somebody set flags on the table",
+        sysctls=(SysctlChange("a", "0", "1"),),
+    )
+    assert plan_text(remade)[1] == (
+        "  ~ table inet portranger is made anew: somebody set flags on the table"
+    )
+
+
+def test_nothing_to_do_is_nothing_to_read() -> None:
+    assert plan_text(plan(egress(), held=(egress(),))) == []
+
+
+def test_the_removal_of_an_empty_table_is_told() -> None:
+    removal = diff("blue", Desired(), Observed(table=True))
+    assert plan_text(removal) == ["namespace blue", "  - an empty table"]
+    assert summary([removal]) == "Plan: 0 to add, 0 to change, 1 to remove; 0 unchanged."
+
+
+@pytest.mark.parametrize(
+    ("plans", "line"),
+    [
+        pytest.param([], "No changes. 0 rules match.", id="no namespace"),
+        pytest.param(
+            [plan(egress(), held=(egress(),)), plan(forward(), held=(forward(),))],
+            "No changes. 2 rules match.",
+            id="nothing to do in two namespaces",
+        ),
+        pytest.param(
+            [
+                plan(egress(), forward("tcp 22-23"), held=(forward("tcp 22"), egress())),
+                plan(from_inside(), held=(forward(),)),
+            ],
+            "Plan: 1 to add, 1 to change, 1 to remove; 1 unchanged.",
+            id="something of everything",
+        ),
+        pytest.param(
+            [diff("blue", Desired(sysctls=frozenset({Sysctl("a", "1")})), Observed())],
+            "Plan: 0 to add, 1 to change, 0 to remove; 0 unchanged.",
+            id="a setting",
+        ),
+    ],
+)
+def test_the_summary_counts_over_all_namespaces(plans: list[Plan], line: str) -> None:
+    assert summary(plans) == line
+
+
+def test_live_rules_are_shown_in_order_with_what_went_through_them() -> None:
+    live = [Live(egress(), 5, packets=12, octets=960), Live(forward(), 4)]
+    assert live_text(live) == [
+        f"ip  prerouting   tcp 22 on eth0            -> 10.0.2.2    {OWNER}  0 packets   0 bytes",
+        f"ip  postrouting  everything from 10.0.2.2  -> masquerade  {OWNER}  12 packets  960 bytes",
+    ]
+
+
+# ----------------------------------------------------------------------------------------- JSON
+
+
+@pytest.mark.parametrize(
+    ("rule", "fields"),
+    [
+        pytest.param(
+            forward("tcp 1000-8000"),
+            {
+                "chain": "prerouting",
+                "family": "ip",
+                "action": "dnat",
+                "protocol": "tcp",
+                "ports": "1000-8000",
+                "interface": "eth0",
+                "to": "10.0.2.2",
+            },
+            id="a range that enters",
+        ),
+        pytest.param(
+            from_inside(None, to="fd10:0:2::2"),
+            {
+                "chain": "output",
+                "family": "ip6",
+                "action": "dnat",
+                "destination": "::1",
+                "to": "fd10:0:2::2",
+            },
+            id="everything from inside",
+        ),
+        pytest.param(
+            egress(),
+            {
+                "chain": "postrouting",
+                "family": "ip",
+                "action": "masquerade",
+                "source": "10.0.2.2",
+            },
+            id="the guest's own traffic",
+        ),
+        pytest.param(
+            answerable(),
+            {
+                "chain": "postrouting",
+                "family": "ip",
+                "action": "snat",
+                "interface": "k6t-eth0",
+                "source": "127.0.0.1",
+                "destination": "10.0.2.2",
+                "to": "10.0.2.1",
+            },
+            id="an address that the guest can answer to",
+        ),
+    ],
+)
+def test_a_rule_in_json_has_what_it_matches_and_no_more(
+    rule: Rule, fields: dict[str, object]
+) -> None:
+    assert rule_json(rule) == {"owner": OWNER, **fields}
+
+
+def test_a_plan_in_json_has_every_change_before_and_after() -> None:
+    changed = plan(
+        forward("tcp 22-23"),
+        egress(),
+        held=(forward("tcp 22"), from_inside()),
+        foreign=(Foreign("output", 9, "accept"),),
+    )
+    answer = plan_json([changed], [])
+    assert answer["format_version"] == "1.0"
+    assert answer["changes"] == [
+        {
+            "action": "change",
+            "netns": "blue",
+            "before": rule_json(forward("tcp 22")),
+            "after": rule_json(forward("tcp 22-23")),
+        },
+        {"action": "remove", "netns": "blue", "before": rule_json(from_inside()), "after": None},
+        {"action": "add", "netns": "blue", "before": None, "after": rule_json(egress())},
+        {
+            "action": "remove",
+            "netns": "blue",
+            "before": {"owner": None, "chain": "output", "foreign": "accept"},
+            "after": None,
+        },
+    ]
+    assert answer["summary"] == {"add": 1, "change": 1, "remove": 2, "unchanged": 0}
+
+
+def test_changes_of_another_kind_say_so() -> None:
+    remade = Plan(
+        netns="blue",
+        table=Table.REMAKE,
+        unsound="flags",
+        sysctls=(SysctlChange("a", None, "1"),),
+    )
+    common = {"action": "change", "netns": "blue"}
+    assert plan_json([remade], [])["changes"] == [
+        {**common, "kind": "table", "before": {"reason": "flags"}, "after": {}},
+        {
+            **common,
+            "kind": "sysctl",
+            "before": {"name": "a", "value": None},
+            "after": {"name": "a", "value": "1"},
+        },
+    ]
+
+
+def test_the_removal_of_an_empty_table_is_a_change_of_its_own_kind() -> None:
+    removal = diff("blue", Desired(), Observed(table=True))
+    assert plan_json([removal], [])["changes"] == [
+        {"action": "remove", "netns": "blue", "kind": "table", "before": {}, "after": None}
+    ]
+
+
+# ------------------------------------------------------------------------------------- problems
+
+
+def problem(**more: Any) -> Problem:
+    return Problem(
+        code="bad", path=("spec", 0, "end"), what="is bad", fix="Mend it.", file="a.yaml", **more
+    )
+
+
+def test_a_problem_in_json_has_its_place_and_its_way_out() -> None:
+    assert plan_json([], [problem(line=7)])["problems"] == [
+        {
+            "file": "a.yaml",
+            "line": 7,
+            "field": "spec[0].end",
+            "problem": "is bad",
+            "fix": "Mend it.",
+            "code": "bad",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "in_json"),
+    [
+        pytest.param(70000, "70000", id="a number"),
+        pytest.param(1.5, "1.5", id="a fraction"),
+        pytest.param("8080", '"8080"', id="text"),
+        pytest.param(True, "true", id="a boolean"),
+        pytest.param(None, "null", id="null"),
+        pytest.param({"a": 1}, '"a mapping"', id="a mapping"),
+        pytest.param([1], '"a list"', id="a list"),
+        pytest.param(OddNumeral("0o17"), '"0o17"', id="an odd numeral"),
+        pytest.param(float("nan"), '"nan"', id="NaN, which JSON has not"),
+        pytest.param(float("-inf"), '"-inf"', id="infinity, which JSON has not"),
+        pytest.param(
+            1 << 20000, '"a number of more than 76 digits"', id="more digits than Python writes"
+        ),
+    ],
+)
+def test_the_value_of_a_problem_is_always_json(value: object, in_json: str) -> None:
+    assert json.dumps(problem_json(problem(value=value))["value"], allow_nan=False) == in_json
