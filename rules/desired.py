@@ -32,7 +32,6 @@ LOOPBACK: dict[Family, Address] = {
 }
 POD_LINK = "eth0"
 LABEL_BYTES = 128  # NFTNL_UDATA_COMMENT_MAXLEN: a rule's comment holds no more
-LINK_BYTES = 15  # IFNAMSIZ, less its NUL: nft refuses a rule with a longer name
 
 
 def desire(machines: Iterable[Machine], surroundings: Surroundings | None) -> Desired:
@@ -192,7 +191,7 @@ def _guest_side(
     facing = [
         (address.network.prefixlen, link.name, address.ip)
         for link in (surroundings.links if surroundings is not None else ())
-        if link.name not in (entry, "lo")
+        if link.name not in (entry, "lo") and is_link_name(link.name)
         for address in link.addresses
         if guest.address in address.network and guest.address != address.ip
     ]
@@ -200,7 +199,7 @@ def _guest_side(
         _, name, own = max(facing, key=lambda found: found[0])
         return name, own
     bridge = f"k6t-{entry}"
-    return bridge, guest.gateway if len(bridge.encode()) <= LINK_BYTES else None
+    return bridge, guest.gateway if is_link_name(bridge) else None  # nft refuses a longer name
 
 
 def _rules(  # noqa: PLR0913, PLR0917 - one argument for each thing a rule is made of

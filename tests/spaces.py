@@ -5,7 +5,6 @@ Every namespace has a name no other run can have, and goes with the block that m
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -14,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_interface
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from agent.kernel.lab import Lab, built
 from agent.kernel.live import LiveKernel
 from agent.reconcile import converge
 from rules.desired import desire
@@ -33,6 +32,9 @@ from rules.model import (
 )
 from rules.plan import Plan
 from rules.ports import PortRange
+
+if TYPE_CHECKING:
+    from agent.kernel.lab import Lab
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 60  # seconds a command may take; none takes one
@@ -126,6 +128,8 @@ def pod() -> Iterator[str]:
 @contextmanager
 def lab(families: tuple[Family, ...] = tuple(Family)) -> Iterator[Lab]:
     """A client, a pod and a guest, wired."""
+    from agent.kernel.lab import built  # which loads pyroute2: a quarter of a second
+
     with built(unused_name(), families) as made:
         yield made
 
@@ -242,7 +246,7 @@ def process(*words: str, netns: str = "") -> Iterator[subprocess.Popen[bytes]]:
 
 def home() -> str:
     """The namespace this thread is in."""
-    return os.readlink("/proc/thread-self/ns/net")
+    return str(Path("/proc/thread-self/ns/net").readlink())
 
 
 LOOPBACK = (IPv4Address("127.0.0.1"), IPv6Address("::1"))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from agent.errors import Failure
 from agent.kernel import netns as namespaces
 from agent.kernel import rtnetlink, sysctl
 from agent.kernel.nftables import Nftables
@@ -41,8 +42,11 @@ class LiveNamespace:
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        with namespaces.inside(self._descriptor, self._netns):
-            yield
+        try:
+            with namespaces.inside(self._descriptor, self._netns):
+                yield
+        except OSError as error:
+            raise Failure(f"cannot work in namespace {self._netns}: {error}") from error
 
 
 class LiveKernel:

@@ -21,8 +21,9 @@ LIST = {"nftables": [{"list": {"table": {"family": "inet", "name": NAME}}}]}
 KNOWN_RULES = 50_000  # decoded and remembered at the most; then from scratch
 MISSING = "No such file or directory"
 NETLINK_NETFILTER = 12
-NFT_MSG_GETGEN = (10 << 8) | 16  # of the subsystem nftables
-NFTA_GEN_ID = 1
+NFT_MSG_GETTABLE, NFT_MSG_GETGEN = (10 << 8) | 1, (10 << 8) | 16  # of the subsystem nftables
+NFTA_GEN_ID, NFTA_TABLE_FLAGS = 1, 2
+OUR_TABLE = struct.pack("=BBHHH12s", 1, 0, 0, 4 + len(NAME) + 1, 1, NAME.encode())  # inet, name
 STALE = (MISSING, "File exists", "Device or resource busy", "Interrupted system call")
 
 
@@ -34,18 +35,26 @@ class Nftables:
             ctypes.CDLL(LIBRARY)
         except OSError as error:
             raise BackendMissing(
-                f"{LIBRARY} is missing", "Run: apt install libnftables1"
+                f"cannot load {LIBRARY} ({error})", "Run: apt install libnftables1"
             ) from error
+        self._netlink = _netlink()
+        try:
+            _netlink().close()  # where it gets no socket, libnftables ends the whole process
+        except OSError:
+            self._netlink.close()
+            raise
         self._context = nftables.Nftables(LIBRARY)
         self._context.set_handle_output(True)
-        self._netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
         self._seen: tuple[int, Observed] | None = None
         self._known: dict[str, Rule] = {}
 
     def observe(self) -> Observed:
         """What our table holds, as far as its rules go: where no generation of the ruleset has
         passed since the last look, the same as then, counters included."""
-        generation = self._generation()
+        try:
+            generation = self._generation()
+        except OSError:
+            return self._list()  # which says what is wrong, and what to do about it
         if self._seen is None or self._seen[0] != generation:
             self._seen = generation, self._list()
         return self._seen[1]
@@ -55,6 +64,8 @@ class Nftables:
         return int(struct.unpack(">I", attributes[NFTA_GEN_ID])[0])
 
     def _list(self) -> Observed:
+        if self._flags():
+            return Observed(table=True, unsound="somebody set flags on the table")
         code, output, error = self._context.json_cmd(LIST)
         if code == 0:
             if len(self._known) > KNOWN_RULES:
@@ -64,12 +75,23 @@ class Nftables:
             return Observed()
         raise failure(error, Table.KEEP)
 
+    def _flags(self) -> int:
+        """Asked beforehand: where a table has one flag, libnftables (1.0.6) writes it to JSON
+        after freeing it, and the listing is garbage or the end of the process."""
+        try:
+            ((_, attributes),) = ask(self._netlink, NFT_MSG_GETTABLE, 0, OUR_TABLE, "=BBH")
+        except OSError:
+            return 0  # no table; or the listing says what is wrong
+        return int(struct.unpack(">I", attributes[NFTA_TABLE_FLAGS])[0])
+
     def commit(self, plan: Plan) -> None:
         """Carry out the plan for the rules, all or nothing."""
         commands = encode(plan)
         if commands:
             code, _, error = self._context.json_cmd({"nftables": commands})
             if code != 0:
+                if plan.table is Table.CREATE and self._list().table:
+                    raise Stale("somebody else made the table while we looked", "Try again")
                 raise failure(error, plan.table)
 
     def close(self) -> None:
@@ -78,13 +100,16 @@ class Nftables:
         del self._context
 
 
+def _netlink() -> socket.socket:
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
+
+
 def failure(error: str, table: Table) -> Failure:
     """What an error of libnftables means for the user."""
     gist = next((line for line in error.splitlines() if line.strip()), "no reason given")
     if "Operation not permitted" in error:
         return NotPermitted("nftables may not be used", "Run as root, or with CAP_NET_ADMIN")
-    made_anew = table in (Table.CREATE, Table.REMAKE)
-    if "not supported" in error or (made_anew and MISSING in error):
+    if "not supported" in error or (table is Table.CREATE and MISSING in error):
         return BackendMissing(
             f"this kernel cannot do NAT in an inet table ({gist})",
             "It needs Linux 5.2 or later with nf_tables and nft_chain_nat",

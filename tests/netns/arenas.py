@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, contextmanager
 from ipaddress import IPv4Address
 from typing import Protocol
 
+from agent.kernel.kinds import Kernel, Namespace
 from agent.kernel.live import LiveKernel
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
 from agent.kernel.netns import inside, opened
-from agent.kernel.kinds import Kernel, Namespace
 from rules.model import Chain, Family, Foreign, Live, Observed, Rule
 from rules.model import Protocol as Transport
 from rules.nft import statement

@@ -98,9 +98,7 @@ def duplicates_everything(arena: Arena) -> None:
 
 def widens(arena: Arena) -> None:
     live = the_rule(arena)
-    arena.rewrite(
-        live, replace(live.rule, protocol=Protocol.TCP, ports=PortRange(1, 65535))
-    )
+    arena.rewrite(live, replace(live.rule, protocol=Protocol.TCP, ports=PortRange(1, 65535)))
 
 
 def diverts(arena: Arena) -> None:
@@ -344,9 +342,9 @@ def test_five_thousand_ranges_go_in_at_once_and_one_of_them_out(arena: Arena) ->
 
 
 def test_a_namespace_that_is_not_there_is_said_so(arena: Arena) -> None:
-    with pytest.raises(NoNamespace, match="there is no network namespace nowhere"):
-        with arena.kernel.opened("nowhere"):
-            pass
+    nothing = "there is no network namespace nowhere"
+    with pytest.raises(NoNamespace, match=nothing), arena.kernel.opened("nowhere"):
+        pass
 
 
 # ---------------------------------------------------------------------------- nftables alone
@@ -448,9 +446,7 @@ FOREIGN_RULES = {
     ),
     "a masquerade with a flag": "postrouting ip saddr 10.0.2.2 counter masquerade random",
     "a conntrack match": "output ct state new tcp dport 80 counter dnat ip to 10.0.2.2",
-    "a comment of ours": (
-        'prerouting counter accept comment "VirtualMachine/default/desktop/red"'
-    ),
+    "a comment of ours": ('prerouting counter accept comment "VirtualMachine/default/desktop/red"'),
 }
 
 
@@ -559,6 +555,4 @@ class TestNftables:
         assert apply_live(netns, *machines).empty
 
     def others(self, netns: str) -> dict[str, str]:
-        return {
-            name: within(netns, "nft", "-a", "list", "table", *name.split()) for name in OTHERS
-        }
+        return {name: within(netns, "nft", "-a", "list", "table", *name.split()) for name in OTHERS}

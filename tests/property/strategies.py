@@ -1,11 +1,12 @@
 """Arbitrary ports, machines, namespaces, rules and listings.
 
-Ports are drawn from a few dozen, so that ranges meet, touch and miss each other by one all the time.
+Ports are drawn from a few dozen, so that ranges often meet, touch, and miss each other by one.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 
@@ -28,6 +29,7 @@ from rules.model import (
 )
 from rules.nft import Json, decode
 from rules.ports import HIGHEST, LOWEST, PortRange
+from rules.values import replace
 from tests.unit.samples import BRIDGE, ETH0, LO, link, machine, space
 
 # ---------------------------------------------------------------------------------------- ports
@@ -39,9 +41,16 @@ port_ranges = st.tuples(port_numbers, port_numbers).map(lambda ends: PortRange(*
 range_lists = st.lists(port_ranges, max_size=8)
 
 
-def held(ranges: list[PortRange] | tuple[PortRange, ...]) -> set[int]:
-    """The ports of ranges, one by one."""
-    return {port for ports in ranges for port in range(ports.first, ports.last + 1)}
+# Every port at which something can begin or end, and those beside it: they stand for all.
+PORTS = sorted(
+    {near for port in NUMBERS for near in (port - 1, port, port + 1) if 0 < near < 65536}
+)
+
+
+def held(ranges: Iterable[PortRange]) -> set[int]:
+    """Which of those ports the ranges hold, found out one by one."""
+    given = tuple(ranges)
+    return {port for port in PORTS if any(port in ports for ports in given)}
 
 
 # ------------------------------------------------------------------------------------- machines
@@ -67,28 +76,16 @@ def machine_lists(draw: st.DrawFn, netns: tuple[str, ...] = ("blue",)) -> list[M
 @st.composite
 def machines(draw: st.DrawFn, name: str, netns: tuple[str, ...]) -> Machine:
     v4, v4_gateway, v6, v6_gateway = draw(st.sampled_from(PLACES))
-    bare = machine(
+    everything = machine(
         name=name,
         netns=draw(st.sampled_from(netns)),
         entry=draw(st.sampled_from([None, "eth0", "eth1"])),
         guests=(guest(v4, v4_gateway), guest(v6, v6_gateway)),
         origin=draw(st.sampled_from(["", f"{name}.yaml:7"])),
     )
-    assert bare.masquerade is not None
-    ours = bare.masquerade.__class__(
-        name=bare.masquerade.name,
-        entry=bare.masquerade.entry,
-        guests=bare.masquerade.guests,
-        claims=draw(claim_lists),
-    )
-    return Machine(
-        kind=bare.kind,
-        namespace=bare.namespace,
-        name=bare.name,
-        netns=bare.netns,
-        masquerade=draw(st.sampled_from([ours, ours, ours, None])),
-        origin=bare.origin,
-    )
+    assert everything.masquerade is not None
+    ours = replace(everything.masquerade, claims=draw(claim_lists))
+    return replace(everything, masquerade=draw(st.sampled_from([ours, ours, ours, None])))
 
 
 def guest(address: str, gateway: str | None) -> Guest:
@@ -213,11 +210,12 @@ class ListedTable:
         return decode([{"metainfo": {"json_schema_version": 1}}, *self.entries])
 
 
-words = st.sampled_from(
-    "table chain rule set expr match counter dnat snat masquerade op left right meta key payload"
-    " protocol field range addr family handle comment name flags == tcp udp ip ip6 ipv4 dport"
-    " saddr iifname prerouting output postrouting eth0 10.0.2.2 portranger".split()
-)
+WORDS = """
+    table chain rule set expr match counter dnat snat masquerade op left right meta key payload
+    protocol field range addr family handle comment name flags == tcp udp ip ip6 ipv4 dport saddr
+    iifname prerouting output postrouting eth0 10.0.2.2 portranger
+"""
+words = st.sampled_from(WORDS.split())
 scalars = st.none() | st.booleans() | st.integers(-1, 70000) | st.floats(0, 9) | words | st.text()
 garbage: st.SearchStrategy[Any] = st.recursive(
     scalars,

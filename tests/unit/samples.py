@@ -37,7 +37,7 @@ def claim(text: str) -> Claim:
     return Claim(Protocol(protocol), ports(numbers))
 
 
-def machine(  # noqa: PLR0913 - every option has a default
+def machine(
     *claims: str,
     name: str = "vm",
     netns: str = "blue",

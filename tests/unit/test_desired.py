@@ -188,8 +188,14 @@ def test_traffic_enters_on(annotated: str | None, around: Surroundings | None, e
         pytest.param(
             None,
             space(LO, default="ens3"),
-            "ens3 has no global address yet",
+            "there is neither a link eth0 nor a default route yet",
             id="a default route over a link that went",
+        ),
+        pytest.param(
+            None,
+            space(LO, link("ens*", "192.0.2.1/24"), default="ens*"),
+            "there is neither a link eth0 nor a default route yet",
+            id="a default route over a link that nft would take for many",
         ),
     ],
 )
@@ -237,6 +243,9 @@ def test_of_two_links_the_one_with_the_smaller_network_is_the_guests() -> None:
         pytest.param(space(LO, ETH0, link("br1", "192.168.7.9/24")), id="the address is our own"),
         pytest.param(
             space(link("lo", "127.0.0.1/8", "192.168.7.1/24"), ETH0), id="only on the loopback"
+        ),
+        pytest.param(
+            space(LO, ETH0, link("br*", "192.168.7.1/24")), id="a link that nft takes for many"
         ),
         pytest.param(None, id="nothing to ask"),
     ],
@@ -381,10 +390,11 @@ def test_a_conflict_names_both_machines_and_both_ranges() -> None:
 
 
 def test_a_machine_that_claims_everything_meets_every_other() -> None:
-    assert found(machine(), machine("udp 53", name="other")) == [
+    (what,) = found(machine(), machine("udp 53", name="other"))
+    assert what == (
         "in namespace blue, udp 53 of VirtualMachine/default/other/default"
         " meets udp 1-65535 of VirtualMachine/default/vm/default"
-    ]
+    )
 
 
 def test_two_machines_that_claim_everything_meet_in_both_protocols() -> None:

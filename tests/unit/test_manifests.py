@@ -15,7 +15,6 @@ from rules.model import Claim, Guest, Machine, NotOurs, Protocol
 from rules.ports import PortRange
 from rules.problems import (
     ABSENT,
-    ManifestError,
     OddNumeral,
     Problem,
     dotted,
@@ -1000,7 +999,6 @@ def test_a_problem_reads_as_a_sentence_with_its_place() -> None:
     assert str(problem.at("f.yaml", 0)).startswith("f.yaml: a[0]")
     bare = Problem(code="c", path=(), what="is wrong", fix="Mend it.")
     assert str(bare) == "is wrong. Mend it. [c]"
-    assert str(ManifestError([bare, bare])) == f"{bare}; {bare}"
     assert repr(ABSENT) == "(absent)"
 
 

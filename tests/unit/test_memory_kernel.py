@@ -6,7 +6,7 @@ import pytest
 
 from agent.errors import NoNamespace, Stale
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
-from rules.model import Desired, Foreign, Observed, Rule, Sysctl
+from rules.model import Desired, Foreign, Live, Observed, Rule, Sysctl
 from rules.plan import diff
 from tests.unit.samples import POD, egress, forward
 
@@ -29,8 +29,8 @@ def test_a_strangers_rule_gets_a_handle_of_its_own() -> None:
     namespace.insert(STRANGER)
     namespace.insert(egress())
     observed = namespace.observe()
-    handles = [old.handle for old in (*observed.live, *observed.foreign)]
-    assert len(set(handles)) == 3
+    old: list[Live | Foreign] = [*observed.live, *observed.foreign]
+    assert len({one.handle for one in old}) == 3
 
 
 def test_a_setting_that_nobody_made_is_zero() -> None:

@@ -52,7 +52,7 @@ class Undone(Hindered):
 class Deaf(Hindered):
     """A kernel that takes every commit and does nothing."""
 
-    def commit(self, plan: Plan) -> None:
+    def commit(self, plan: Plan) -> None:  # noqa: ARG002 - that is what is wrong with it
         self.commits += 1
 
 
