@@ -172,6 +172,7 @@ class Observed(Value, kw_only=True):
     chains: frozenset[Chain] = frozenset()
     table: bool = False
     unsound: str = ""  # why the table must be made anew, if it must
+    leftovers: tuple[Live | Foreign, ...] = ()  # rules of ours that the other backend holds
     sysctls: Mapping[str, str] = MappingProxyType({})
 
 

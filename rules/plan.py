@@ -36,6 +36,7 @@ class Plan(Value, kw_only=True):
     add: tuple[Rule, ...] = ()
     change: tuple[tuple[Live, Rule], ...] = ()
     remove: tuple[Live | Foreign, ...] = ()
+    leftovers: tuple[Live | Foreign, ...] = ()  # to be removed from the other backend
     unchanged: tuple[Live, ...] = ()
     sysctls: tuple[SysctlChange, ...] = ()
 
@@ -47,7 +48,8 @@ class Plan(Value, kw_only=True):
     @property
     def same_rules(self) -> bool:
         """Whether the rules need nothing done."""
-        return self.table is Table.KEEP and not (self.add or self.change or self.remove)
+        written = self.chains or self.add or self.change or self.remove or self.leftovers
+        return self.table is Table.KEEP and not written
 
 
 def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
@@ -74,6 +76,7 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
         add=add,
         change=change,
         remove=(*remove, *observed.foreign),
+        leftovers=observed.leftovers,
         unchanged=tuple(unchanged),
         sysctls=tuple(
             SysctlChange(sysctl.name, observed.sysctls.get(sysctl.name), sysctl.value)

@@ -15,7 +15,9 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_int
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.kernel import sysctl
 from agent.kernel.live import LiveKernel
+from agent.kernel.netns import inside, opened
 from agent.reconcile import converge
 from rules.desired import desire
 from rules.model import (
@@ -123,6 +125,16 @@ def pod() -> Iterator[str]:
         ]
         ip(name, *lines, "route add default via 192.0.2.1")
         yield name
+
+
+def emptied(netns: str) -> str:
+    """The namespace of a pod, as new; making another one would take longer."""
+    nft(netns, "flush ruleset")
+    with opened(netns) as descriptor, inside(descriptor, netns):
+        for name in ("ipv4.ip_forward", "ipv4.conf.k6t-eth0.route_localnet"):
+            sysctl.write(f"net.{name}", "0")
+        sysctl.write("net.ipv6.conf.all.forwarding", "0")
+    return netns
 
 
 @contextmanager

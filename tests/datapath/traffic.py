@@ -181,13 +181,13 @@ def pinged(where: str, to: Address, tries: int = 3) -> int | None:
                     break
                 body = data if version6 else data[20:]
                 if body[0] == reply and body[4:8] == head[4:8]:
-                    return int.from_bytes(extra[0][2], sys.byteorder) if version6 else data[8]
+                    return int.from_bytes(extra[0][2], sys.byteorder) if version6 else int(data[8])
     return None
 
 
 def _checksum(data: bytes) -> int:
     total = sum(struct.unpack(f"!{len(data) // 2}H", data))
-    return ~(total + (total >> 16)) & 0xFFFF
+    return int(~(total + (total >> 16)) & 0xFFFF)
 
 
 @contextmanager

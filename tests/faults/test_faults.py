@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import os
 import random
 import re
 import select
@@ -31,6 +32,7 @@ from rules.values import replace
 from tests.spaces import (
     ROOT,
     applied,
+    emptied,
     ip,
     manifest,
     nft,
@@ -46,8 +48,21 @@ DESKTOP = vm("desktop", "1000-8000,1000-8000/udp")
 SCRIBBLE = "insert rule inet portranger prerouting tcp dport 99 counter accept"
 
 
+@pytest.fixture(scope="module")
+def only() -> Iterator[str]:
+    with pod() as name:
+        yield name
+
+
 @pytest.fixture
-def netns() -> Iterator[str]:
+def netns(only: str) -> str:
+    """For tests that leave its links as they are."""
+    return emptied(only)
+
+
+@pytest.fixture
+def fragile() -> Iterator[str]:
+    """For tests that do not."""
     with pod() as name:
         yield name
 
@@ -236,21 +251,21 @@ def test_apply_says_that_a_namespace_vanished_and_serves_the_others() -> None:
         assert len(observed(there).live) > 0
 
 
-def test_a_link_that_vanishes_before_its_setting_is_made_is_said_so(netns: str) -> None:
-    desired = wanted(netns, [DESKTOP])
-    ip(netns, "link del k6t-eth0")
-    with LiveKernel().opened(netns) as namespace:
+def test_a_link_that_vanishes_before_its_setting_is_made_is_said_so(fragile: str) -> None:
+    desired = wanted(fragile, [DESKTOP])
+    ip(fragile, "link del k6t-eth0")
+    with LiveKernel().opened(fragile) as namespace:
         with pytest.raises(TryAgain, match="k6t-eth0"):
-            converge(netns, desired, namespace)
+            converge(fragile, desired, namespace)
         assert not namespace.observe().table, "rules that would lead nowhere"
 
 
-def test_a_pod_that_loses_its_address_keeps_its_rules(netns: str) -> None:
-    applied(netns, DESKTOP)
-    before = observed(netns)
-    ip(netns, "addr flush dev eth0")
-    assert applied(netns, DESKTOP).empty
-    assert observed(netns) == before
+def test_a_pod_that_loses_its_address_keeps_its_rules(fragile: str) -> None:
+    applied(fragile, DESKTOP)
+    before = observed(fragile)
+    ip(fragile, "addr flush dev eth0")
+    assert applied(fragile, DESKTOP).empty
+    assert observed(fragile) == before
 
 
 # -------------------------------------------------------------------------------------- SIGKILL
@@ -288,7 +303,7 @@ def test_a_kill_at_any_point_leaves_the_old_ruleset_or_the_new_one_whole(netns: 
         converge(netns, desired[0], namespace)
     found: Counter[int] = Counter()
     for _ in range(KILLS):
-        kill_while_it_commits(netns, chance.uniform(0, 0.02))
+        kill_while_it_commits(netns, chance.randint(2, 5), chance.random())
         seen = observed(netns)
         assert rules_of(seen) in whole, f"half a ruleset, with seed {seed}"
         assert not seen.foreign
@@ -300,16 +315,21 @@ def test_a_kill_at_any_point_leaves_the_old_ruleset_or_the_new_one_whole(netns: 
     assert_holds(netns, vm("desktop", SIDES[0]))
 
 
-def kill_while_it_commits(netns: str, after: float) -> None:
-    """Run a process that commits one thing after another, and kill it a moment after its first."""
+def kill_while_it_commits(netns: str, commits: int, part: float) -> None:
+    """Run a process that commits one thing after another, let it do so many commits, and kill it
+    after a part of the time that one takes."""
     child = subprocess.Popen(
         [sys.executable, "-c", STREAM, netns, *SIDES], cwd=ROOT, stdout=subprocess.PIPE
     )
     try:
         assert child.stdout is not None
-        assert select.select([child.stdout], [], [], 30)[0], "it never committed"
-        assert child.stdout.read(1) == b"."
-        time.sleep(after)
+        took = 0.0
+        for _ in range(commits):
+            started = time.monotonic()
+            assert select.select([child.stdout], [], [], 30)[0], "it commits no more"
+            assert os.read(child.stdout.fileno(), 1) == b"."
+            took = time.monotonic() - started
+        time.sleep(part * took)
         assert child.poll() is None, "it ended by itself"
     finally:
         child.kill()

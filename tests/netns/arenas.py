@@ -21,7 +21,7 @@ from rules.model import Protocol as Transport
 from rules.nft import statement
 from rules.trace import Packet, trace
 from rules.values import replace
-from tests.spaces import SURROUNDINGS, nft, pod
+from tests.spaces import SURROUNDINGS, emptied, nft, pod
 
 
 class Arena(Protocol):
@@ -29,6 +29,9 @@ class Arena(Protocol):
 
     name: str
     kernel: Kernel
+
+    def reset(self) -> None:
+        """Begin anew, with nothing in it."""
 
     def write(self, rule: Rule) -> None:
         """The stranger adds a rule that looks like one of ours."""
@@ -58,6 +61,9 @@ class MemoryArena:
     name = "memory"
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
         self._space = MemoryNamespace(SURROUNDINGS)
         self.kernel: Kernel = MemoryKernel({self.name: self._space})
 
@@ -104,6 +110,9 @@ class NftablesArena:
     def __init__(self, name: str) -> None:
         self.name = name
         self.kernel: Kernel = LiveKernel()
+
+    def reset(self) -> None:
+        emptied(self.name)
 
     def write(self, rule: Rule) -> None:
         nft(self.name, f"add rule inet portranger {rule.chain.value} {statement(rule)}")

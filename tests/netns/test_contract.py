@@ -21,16 +21,22 @@ from rules.plan import Plan, Table, diff
 from rules.ports import PortRange
 from rules.values import replace
 from tests.netns.arenas import ARENAS, Arena, entered
-from tests.spaces import SURROUNDINGS, nft, observed, vm, wanted, within
+from tests.spaces import SURROUNDINGS, emptied, nft, observed, pod, vm, wanted, within
 from tests.spaces import applied as apply_live
 
 Stranger = Callable[[Arena], None]
 
 
-@pytest.fixture(params=ARENAS)
-def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
+@pytest.fixture(scope="module", params=ARENAS)
+def one_of_each(request: pytest.FixtureRequest) -> Iterator[Arena]:
     with ARENAS[request.param]() as made:
         yield made
+
+
+@pytest.fixture
+def arena(one_of_each: Arena) -> Arena:
+    one_of_each.reset()
+    return one_of_each
 
 
 def apply(arena: Arena, *machines: Machine) -> Plan:
@@ -450,18 +456,15 @@ FOREIGN_RULES = {
 }
 
 
-@pytest.fixture
-def netns() -> Iterator[str]:
-    with ARENAS["nftables"]() as arena:
-        yield arena.name
-
-
 @pytest.fixture(scope="module")
-def served() -> Iterator[str]:
-    """A namespace that every test leaves as it found it."""
-    with ARENAS["nftables"]() as arena:
-        apply_live(arena.name, *DESKTOP)
-        yield arena.name
+def only() -> Iterator[str]:
+    with pod() as name:
+        yield name
+
+
+@pytest.fixture
+def netns(only: str) -> str:
+    return emptied(only)
 
 
 class TestNftables:
@@ -483,13 +486,14 @@ class TestNftables:
 
     @pytest.mark.parametrize("text", FOREIGN_RULES.values(), ids=FOREIGN_RULES)
     def test_a_rule_that_we_never_make_is_removed_and_ours_stay(
-        self, served: str, text: str
+        self, netns: str, text: str
     ) -> None:
-        before = observed(served)
-        nft(served, f"add rule inet portranger {text}")
-        done = apply_live(served, *DESKTOP)
+        apply_live(netns, *DESKTOP)
+        before = observed(netns)
+        nft(netns, f"add rule inet portranger {text}")
+        done = apply_live(netns, *DESKTOP)
         assert len(done.remove) == 1
-        assert observed(served) == before
+        assert observed(netns) == before
 
     def test_a_table_that_somebody_else_made_is_taken_over(self, netns: str) -> None:
         nft(netns, "add table inet portranger; add chain inet portranger prerouting")

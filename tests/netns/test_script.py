@@ -20,14 +20,19 @@ from rules import nft as codec
 from rules.desired import desire
 from rules.model import Desired, Observed, Rule
 from rules.plan import Table, diff
-from tests.spaces import applied, manifest, nft, observed, pod, portranger, run, vm, within
+from tests.spaces import applied, emptied, manifest, nft, observed, pod, portranger, run, vm, within
+
+
+@pytest.fixture(scope="module")
+def pods() -> Iterator[tuple[str, str]]:
+    with pod() as one, pod() as other:
+        yield one, other
 
 
 @pytest.fixture
-def twins() -> Iterator[tuple[str, str]]:
+def twins(pods: tuple[str, str]) -> tuple[str, str]:
     """Two namespaces that are alike: one for the script, one for apply."""
-    with pod() as one, pod() as other:
-        yield one, other
+    return emptied(pods[0]), emptied(pods[1])
 
 
 def planned(netns: str, ranges: str | None, *, output: str = "nft") -> str:

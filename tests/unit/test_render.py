@@ -148,6 +148,13 @@ def test_the_removal_of_an_empty_table_is_told() -> None:
     assert summary([removal]) == "Plan: 0 to add, 0 to change, 1 to remove; 0 unchanged."
 
 
+def test_the_removal_of_a_table_with_rules_is_that_of_its_rules() -> None:
+    removal = plan(held=(forward(), egress()))
+    assert removal.table is Table.DELETE
+    assert [line.split()[0] for line in plan_text(removal)[1:]] == ["-", "-"]
+    assert summary([removal]) == "Plan: 0 to add, 0 to change, 2 to remove; 0 unchanged."
+
+
 @pytest.mark.parametrize(
     ("plans", "line"),
     [

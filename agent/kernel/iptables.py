@@ -1,0 +1,137 @@
+"""Our chains in the legacy tables of one namespace, through a worker process per address family.
+
+The workers start when they are first needed and serve every namespace. One that dies, hangs or
+talks nonsense is replaced; a commit is one atomic replace in the kernel, so nothing is half done.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+
+from agent.errors import BackendMissing, Failure, NotPermitted, Stale, TryAgain
+from agent.kernel.wire import LENGTH, exactly, send
+from rules.model import Family, Observed
+from rules.plan import Plan
+from rules.xtables import decode, steps
+
+PATIENCE = 30.0  # seconds; a replace of thousands of rules takes one
+WORKER = "agent.kernel.iptables_worker"
+
+Json = dict[str, object]
+
+
+class Worker:
+    """The process of one family."""
+
+    def __init__(
+        self, family: Family, command: Iterable[str] = (), patience: float = PATIENCE
+    ) -> None:
+        self._family = family
+        self._command = list(command) or [sys.executable, "-m", WORKER]
+        self._patience = patience
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+
+    def ask(self, descriptor: int, question: Json) -> Json:
+        """Its answer for that namespace."""
+        channel = self._channel or self._start()
+        try:
+            send(channel, question, descriptor)
+            answer = json.loads(exactly(channel, LENGTH.unpack(exactly(channel, LENGTH.size))[0]))
+            if not isinstance(answer, dict):
+                raise ValueError(answer)
+        except (OSError, ValueError, MemoryError) as error:
+            self.stop()
+            raise self._lost(error) from error
+        if "error" in answer:
+            raise failure(str(answer["error"]), str(answer["text"]))
+        return answer
+
+    def stop(self) -> None:
+        """End the process; the next question starts another."""
+        if self._channel is not None:
+            self._channel.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._channel = self._process = None
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*self._command, str(theirs.fileno()), self._family.value],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        ours.settimeout(self._patience)
+        self._channel = ours
+        return ours
+
+    def _lost(self, error: Exception) -> Failure:
+        what = f"the iptables worker for {self._family.value}"
+        if isinstance(error, TimeoutError):
+            return TryAgain(f"{what} did not answer within {self._patience:g} s", "Try again")
+        return TryAgain(f"{what} ended or answered nonsense ({error})", "Try again")
+
+
+class Workers:
+    """One for each family, started when needed."""
+
+    def __init__(self) -> None:
+        self._workers = {family: Worker(family) for family in Family}
+
+    def __getitem__(self, family: Family) -> Worker:
+        return self._workers[family]
+
+    def stop(self) -> None:
+        for worker in self._workers.values():
+            worker.stop()
+
+
+class Iptables:
+    """Our chains in one namespace."""
+
+    def __init__(self, descriptor: int, workers: Workers) -> None:
+        self._descriptor = descriptor
+        self._workers = workers
+        self._digests: dict[Family, object] = {}
+        self.others = 0  # rules of other people in the nat tables, at the last look
+
+    def observe(self) -> Observed:
+        """What our chains hold, in both families."""
+        listings = {f: self._workers[f].ask(self._descriptor, {}) for f in Family}
+        self._digests = {family: listing["digest"] for family, listing in listings.items()}
+        self.others = sum(int(str(listing["others"])) for listing in listings.values())
+        return decode(listings)
+
+    def commit(self, plan: Plan) -> None:
+        """Carry out the plan: one atomic replace per family."""
+        for family in Family:
+            due = steps(plan, family)
+            if due:
+                question: Json = {"steps": due, "digest": self._digests[family]}
+                self._workers[family].ask(self._descriptor, question)
+
+    def close(self) -> None:
+        """Nothing is held: the workers leave the namespace after each request."""
+
+
+def failure(kind: str, text: str) -> Failure:
+    """What an error of the worker means for the user."""
+    if kind in ("Stale", "BlockingIOError") or "Resource temporarily unavailable" in text:
+        return Stale(f"the iptables tables are busy or changed meanwhile ({text})", "Try again")
+    if "ermission" in text or "not permitted" in text:
+        return NotPermitted("iptables may not be used", "Run as root, or with CAP_NET_ADMIN")
+    if "does not exist" in text or "not found" in text or kind == "ModuleNotFoundError":
+        return BackendMissing(
+            f"iptables cannot be used ({text})",
+            "Run: apt install iptables, and see that the kernel has ip_tables and iptable_nat",
+        )
+    return Failure(f"iptables refused ({text})")

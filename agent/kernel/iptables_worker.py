@@ -1,0 +1,154 @@
+"""A process of its own for python-iptables, one per address family: its tables are singletons of a
+process, IPv4 and IPv6 cannot share one, and it redirects the standard output while it reads.
+
+It answers requests on a socket, each with the descriptor of a namespace, and leaves that namespace
+again before it answers. Run by agent.kernel.iptables; not for people.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Any
+
+import iptc
+import iptc.easy
+
+from agent.kernel.netns import inside
+from agent.kernel.wire import LENGTH, exactly, send
+from rules.xtables import JUMP_COMMENT, PREFIX
+
+LOCK = "/run/xtables.lock"
+LOCK_PATIENCE = 5.0  # seconds to wait for another program that holds the lock
+
+Json = dict[str, Any]
+
+
+def main() -> None:
+    """Serve the socket named on the command line until it closes."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    family = sys.argv[2]
+    while (request := receive(channel)) is not None:
+        question, descriptor = request
+        try:
+            with inside(descriptor, "of the request"):
+                answer = _answer(question, family)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other side must hear of it
+            answer = {"error": type(error).__name__, "text": str(error)}
+        finally:
+            os.close(descriptor)
+        send(channel, answer)
+
+
+def receive(channel: socket.socket) -> tuple[Json, int] | None:
+    """The next request with its namespace; None when there will be no more."""
+    header, descriptors, _, _ = socket.recv_fds(channel, LENGTH.size, 1)
+    if not header:
+        return None
+    return json.loads(exactly(channel, LENGTH.unpack(header)[0])), descriptors[0]
+
+
+def _answer(question: Json, family: str) -> Json:
+    with _locked():
+        table = (iptc.Table if family == "ip" else iptc.Table6)("nat")
+        table.autocommit = False
+        table.refresh()
+        listing = _listing(table, family)
+        if "steps" not in question:
+            return listing
+        if question["digest"] != listing["digest"]:
+            return {"error": "Stale", "text": "our chains changed since they were looked at"}
+        for step, *details in question["steps"]:
+            _STEPS[step](table, family, *details)
+        table.commit()
+        table.refresh()
+        return {}
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """The lock that every iptables program takes; libiptc itself does not."""
+    with open(LOCK, "w") as lock:
+        deadline = time.monotonic() + LOCK_PATIENCE
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+        yield
+
+
+def _listing(table: Any, family: str) -> Json:
+    chains: dict[str, list[Json]] = {}
+    jumps: dict[str, list[int]] = {}
+    others = 0
+    for chain in table.chains:
+        ours = chain.name.startswith(PREFIX)
+        if ours:
+            chains[chain.name] = []
+        for place, rule in enumerate(chain.rules):
+            if ours:
+                chains[chain.name].append(_decoded(rule, family))
+            elif rule.target is not None and rule.target.name.startswith(PREFIX):
+                jumps.setdefault(rule.target.name, []).append(place)
+            else:
+                others += 1
+    content = json.dumps([{c: [_plain(r) for r in rs] for c, rs in chains.items()}, jumps])
+    digest = sha256(content.encode()).hexdigest()
+    return {"chains": chains, "jumps": jumps, "others": others, "digest": digest}
+
+
+def _decoded(rule: Any, family: str) -> Json:
+    found: Json = iptc.easy.decode_iptc_rule(rule, ipv6=family == "ip6")
+    return found
+
+
+def _plain(rule: Json) -> Json:
+    return {key: value for key, value in rule.items() if key != "counters"}
+
+
+def _ensure(table: Any, family: str, name: str, built_in: str) -> None:
+    if not table.is_chain(name):
+        table.create_chain(name)
+    hook = iptc.Chain(table, built_in)
+    if not any(rule.target is not None and rule.target.name == name for rule in hook.rules):
+        jump = {"comment": {"comment": JUMP_COMMENT}, "target": name}
+        hook.insert_rule(iptc.easy.encode_iptc_rule(jump, ipv6=family == "ip6"))
+
+
+def _delete(table: Any, _family: str, name: str, place: int) -> None:
+    """By place: python-iptables itself offers only the first rule that looks the same."""
+    if not table._iptc.iptc_delete_num_entry(name.encode(), place, table._handle):
+        raise iptc.IPTCError(f"can't delete rule {place} of {name}: {table.strerror()}")
+
+
+def _append(table: Any, family: str, name: str, rule: Json) -> None:
+    encoded = iptc.easy.encode_iptc_rule(rule, ipv6=family == "ip6")
+    iptc.Chain(table, name).append_rule(encoded)
+
+
+def _drop(table: Any, _family: str) -> None:
+    for chain in table.chains:
+        for place, rule in reversed(list(enumerate(chain.rules))):
+            if rule.target is not None and rule.target.name.startswith(PREFIX):
+                _delete(table, _family, chain.name, place)
+    ours = [chain for chain in table.chains if chain.name.startswith(PREFIX)]
+    for chain in ours:
+        chain.flush()
+    for chain in ours:
+        chain.delete()
+
+
+_STEPS = {"ensure": _ensure, "delete": _delete, "append": _append, "drop": _drop}
+
+
+if __name__ == "__main__":
+    main()
