@@ -24,10 +24,21 @@ def run(arguments: Sequence[str]) -> int:
         return Usage.exit_code
 
 
-def _kernel() -> Kernel:
+def _kernel(backend: str) -> Kernel:
     from agent.kernel.live import LiveKernel
 
-    return LiveKernel()
+    kernel = LiveKernel(backend)
+    click.get_current_context().call_on_close(kernel.close)
+    return kernel
+
+
+def backend_for(options: dict[str, Any]) -> str:
+    """A script in the words of one backend is a plan for that backend."""
+    implied = {"nft": "nftables", "iptables": "iptables"}.get(options["output"], "auto")
+    asked = str(options["backend"])
+    if "auto" not in (implied, asked) and implied != asked:
+        raise click.UsageError(f"-o {options['output']} does not go with --backend {asked}.")
+    return implied if asked == "auto" else asked
 
 
 def _confirm(yes: bool) -> Callable[[str], bool]:
@@ -65,7 +76,7 @@ many_netns = click.option(
 )
 backend = click.option(
     "--backend",
-    type=click.Choice(["auto", "nftables"]),
+    type=click.Choice(["auto", "nftables", "iptables"]),
     default="auto",
     help="Which tables of the kernel to use.",
 )
@@ -110,6 +121,7 @@ def validate(paths: tuple[str, ...]) -> int:
 )
 @click.option("-o", "--output", type=click.Choice(OUTPUTS), default="text")
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 if there are changes.")
+@click.option("-v", "--verbose", is_flag=True, help="Say which backend was chosen, and why.")
 @backend
 @color
 def plan(**options: Any) -> int:
@@ -119,10 +131,11 @@ def plan(**options: Any) -> int:
     return command(
         options["paths"],
         this_process(options["color"]),
-        kernel=_kernel() if options["against"] == "live" else None,
+        kernel=_kernel(backend_for(options)) if options["against"] == "live" else None,
         netns=options["netns"],
         output=options["output"],
         detailed=options["detailed_exitcode"],
+        verbose=options["verbose"],
     )
 
 
@@ -139,7 +152,7 @@ def apply(**options: Any) -> int:
     return command(
         options["paths"],
         this_process(options["color"]),
-        kernel=_kernel(),
+        kernel=_kernel(options["backend"]),
         netns=options["netns"],
         confirm=_confirm(options["yes"]),
     )
@@ -149,11 +162,11 @@ def apply(**options: Any) -> int:
 @many_netns
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 @backend
-def show(netns: tuple[str, ...], output: str, **_: Any) -> int:
+def show(netns: tuple[str, ...], output: str, backend: str) -> int:
     """Show what is live, with packets and bytes of each range."""
     from agent.commands.show import show as command
 
-    return command(netns, this_process(), kernel=_kernel(), output=output)
+    return command(netns, this_process(), kernel=_kernel(backend), output=output)
 
 
 @portranger.command()
@@ -173,7 +186,7 @@ def explain(**options: Any) -> int:
         options["what"],
         this_process(),
         paths=options["paths"],
-        kernel=_kernel() if options["live"] else None,
+        kernel=_kernel(options["backend"]) if options["live"] else None,
         netns=options["netns"],
         source=options["source"],
     )
@@ -183,11 +196,11 @@ def explain(**options: Any) -> int:
 @many_netns
 @backend
 @yes
-def clear(netns: tuple[str, ...], yes: bool, **_: Any) -> int:
+def clear(netns: tuple[str, ...], yes: bool, backend: str) -> int:
     """Remove everything of ours from namespaces."""
     from agent.commands.clear import clear as command
 
-    return command(netns, this_process(), kernel=_kernel(), confirm=_confirm(yes))
+    return command(netns, this_process(), kernel=_kernel(backend), confirm=_confirm(yes))
 
 
 @portranger.command()

@@ -25,6 +25,8 @@ class Intent(Value):
 
     plan: Plan
     desired: Desired
+    backend: str = ""
+    reason: str = ""
 
 
 def by_namespace(machines: Iterable[Machine]) -> dict[str, list[Machine]]:
@@ -38,7 +40,8 @@ def by_namespace(machines: Iterable[Machine]) -> dict[str, list[Machine]]:
 def intend(netns: str, machines: Sequence[Machine], namespace: "Namespace") -> Intent:
     """What should change, without changing it."""
     desired = desire(machines, namespace.surroundings())
-    return Intent(diff(netns, desired, _observe(namespace, desired)), desired)
+    plan = diff(netns, desired, _observe(namespace, desired))
+    return Intent(plan, desired, namespace.backend, namespace.reason)
 
 
 def intend_from_nothing(netns: str, machines: Sequence[Machine]) -> Intent:

@@ -112,7 +112,7 @@ def _conflict(
     other: tuple[PortRange, Machine],
 ) -> Problem:
     (ports, machine), (other_ports, other_machine) = one, other
-    file, _, line = other_machine.origin.rpartition(":")
+    file, colon, line = other_machine.origin.rpartition(":")
     return Problem(
         code="conflict",
         path=(),
@@ -123,7 +123,7 @@ def _conflict(
         ),
         fix="Give each port to one machine, or each machine a namespace of its own.",
         file=file,
-        line=int(line or 0),
+        line=int(line) if colon and line.isdecimal() else 0,
     )
 
 

@@ -37,7 +37,7 @@ def script(plan: Plan) -> str:
         return f"delete table inet {NAME}\n"
     lines = {
         Table.KEEP: [],
-        Table.CREATE: [f"add table inet {NAME}"],
+        Table.CREATE: [f"create table inet {NAME}"],
         Table.REMAKE: [f"delete table inet {NAME}", f"add table inet {NAME}"],
     }[plan.table]
     lines += [
@@ -75,7 +75,7 @@ def statement(rule: Rule) -> str:
 
 
 def decode(
-    listing: Iterable[Mapping[str, object]], known: dict[str, Rule] | None = None
+    listing: Iterable[Mapping[str, object]], known: dict[tuple[str, str, str], Rule] | None = None
 ) -> Observed:
     """What a listing of our table holds; `known` remembers rules from one listing to the next."""
     known = {} if known is None else known
@@ -113,8 +113,9 @@ def decode(
 def _table_commands(plan: Plan) -> Iterator[Json]:
     if plan.table is Table.REMAKE:
         yield {"delete": {"table": TABLE}}
-    if plan.table is not Table.KEEP:
         yield {"add": {"table": TABLE}}
+    elif plan.table is Table.CREATE:
+        yield {"create": {"table": TABLE}}  # fails where somebody else was faster
 
 
 def _new_chains(plan: Plan) -> tuple[Chain, ...]:
@@ -203,7 +204,7 @@ def _decode_chain(value: Json) -> Chain | None:
     return None
 
 
-def _decode_rule(value: Json, known: dict[str, Rule]) -> Live | Foreign:
+def _decode_rule(value: Json, known: dict[tuple[str, str, str], Rule]) -> Live | Foreign:
     """The rule, or why it cannot be one of ours: then it is foreign."""
     chain, handle, expr = value.get("chain"), value.get("handle"), value.get("expr")
     name = str(chain) if str(chain).isprintable() else "?"
@@ -211,7 +212,7 @@ def _decode_rule(value: Json, known: dict[str, Rule]) -> Live | Foreign:
     try:
         packets, octets, rest = _counted(expr)
         owner = str(value.get("comment", ""))
-        content = f"{chain} {owner} {rest}"
+        content = (str(chain), owner, str(rest))
         rule = known.get(content)
         if rule is None:
             rule = known[content] = _parse(Chain(chain), owner, rest)

@@ -37,6 +37,10 @@ def plan_text(plan: Plan) -> list[str]:
     if _deletes_only_the_table(plan):
         lines.append("- an empty table")
     lines += _aligned([_line(*entry) for entry in _entries(plan)])
+    lines += [f"~ chain {chain.value} is put back" for chain in _put_back(plan)]
+    lines += _aligned(
+        [[*_line(old, None), "(left over in the other backend)"] for old in plan.leftovers]
+    )
     return [f"namespace {plan.netns}", *(f"  {line}" for line in lines)] if lines else []
 
 
@@ -222,7 +226,19 @@ def _changes(plan: Plan) -> list[Json]:
                 "after": rule_json(rule) if rule else None,
             }
         )
+    for chain in _put_back(plan):
+        named: Json = {"kind": "chain", "before": {}, "after": {"chain": chain.value}}
+        changes.append({"action": "change", "netns": plan.netns, **named})
+    for old in plan.leftovers:
+        left: Json = {"kind": "leftover", "before": _before(old), "after": None}
+        changes.append({"action": "remove", "netns": plan.netns, **left})
     return changes
+
+
+def _put_back(plan: Plan) -> list[Chain]:
+    """Chains that went, or are no longer jumped to, and whose rules did not go with them."""
+    written = {rule.chain for rule in plan.add}
+    return [chain for chain in plan.chains if plan.table is Table.KEEP and chain not in written]
 
 
 def _deletes_only_the_table(plan: Plan) -> bool:

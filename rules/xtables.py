@@ -114,8 +114,9 @@ def _script_lines(plan: Plan, family: Family, flag: str) -> Iterator[str]:
         yield from _dropped(plan, family, flag)
         return
     for chain in _ensured(plan, family):
-        if chain in plan.chains:
+        if not _stands(plan, family, chain):
             yield f"{flag} -N {name(chain)}"
+        if not _stands(plan, family, chain) or chain in plan.chains:
             yield f"{flag} -I {built_in(chain)} {_jump(chain)}"
     for chain_name, place in _deleted(plan, family):
         yield f"{flag} -D {chain_name} {place + 1}"
@@ -161,6 +162,13 @@ def _ensured(plan: Plan, family: Family) -> list[Chain]:
     rules = [*_written(plan), *(live.rule for live in plan.unchanged)]
     used = {rule.chain for rule in rules if rule.family is family}
     return [chain for chain in Chain if chain in used]
+
+
+def _stands(plan: Plan, family: Family, chain: Chain) -> bool:
+    """Whether our chain is there already, as far as its rules tell."""
+    live = [*plan.unchanged, *(old for old, _ in plan.change)]
+    live += [old for old in plan.remove if isinstance(old, Live)]
+    return any(one.rule.family is family and one.rule.chain is chain for one in live)
 
 
 def _written(plan: Plan) -> list[Rule]:

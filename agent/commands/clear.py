@@ -17,10 +17,10 @@ def clear(
     netns: Sequence[str], console: Console, *, kernel: Kernel, confirm: Callable[[str], bool]
 ) -> int:
     found, failures = held(netns, kernel)
-    plans = [diff(name, Desired(), observed) for name, observed in found.items()]
+    plans = [diff(name, Desired(), one.observed) for name, one in found.items()]
     due = [plan for plan in plans if not plan.empty]
     for plan in due:
-        console.say_plan(plan_text(plan) or [f"namespace {plan.netns}", "  - an empty table"])
+        console.say_plan(plan_text(plan))
     if not due:
         console.say("Nothing to clear.")
     elif not confirm(f"Remove everything of ours from {counted(len(due), 'namespace')}?"):

@@ -45,16 +45,16 @@ def intents(
     found: list[Intent] = []
     failures: list[Failure] = []
     for name, group in by_namespace(machines).items():
-        if all(machine.masquerade is None for machine in group):
-            continue
+        ours = any(machine.masquerade is not None for machine in group)
         if kernel is None:
-            found.append(intend_from_nothing(name, group))
+            found += [intend_from_nothing(name, group)] if ours else []
             continue
         try:
             with kernel.opened(name) as namespace:
                 found.append(intend(name, group, namespace))
         except Failure as failure:
-            failures.append(failure)
+            if ours:  # else nobody needs the namespace, and nothing of ours can be in it
+                failures.append(failure)
     return found, failures
 
 

@@ -32,7 +32,7 @@ def explain(  # noqa: PLR0913 - the options of the command
     failures: list[Failure] = []
     if kernel is not None:
         found, failures = held([netns] if netns else [], kernel)
-        rules = {name: [one.rule for one in seen.live] for name, seen in found.items()}
+        rules = {name: [x.rule for x in one.live] for name, one in found.items()}
     else:
         snapshot = load(paths, console.stdin, netns=netns)
         if reported(snapshot, console):

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from agent.kernel.kinds import Kernel
 
-OUTPUTS = ("text", "json", "nft")
+OUTPUTS = ("text", "json", "nft", "iptables")
 
 
 def plan(  # noqa: PLR0913 - the options of the command
@@ -33,6 +33,7 @@ def plan(  # noqa: PLR0913 - the options of the command
     netns: str | None = None,
     output: str = "text",
     detailed: bool = False,
+    verbose: bool = False,
 ) -> int:
     snapshot = load(paths, console.stdin, netns=netns)
     problems = reported(snapshot, console)
@@ -44,9 +45,11 @@ def plan(  # noqa: PLR0913 - the options of the command
     plans = [intent.plan for intent in found]
     if output == "json":
         console.say_json(plan_json(plans, []))
-    elif output == "nft":
-        _say_script(console, plans)
+    elif output in ("nft", "iptables"):
+        _say_script(console, plans, output)
     else:
+        for intent in found if verbose and kernel else ():
+            console.say(f"namespace {intent.plan.netns}: {intent.backend} ({intent.reason})")
         if plans or not failures:
             say_plans(console, plans)
         say_notes(console, snapshot.machines, found)
@@ -55,17 +58,19 @@ def plan(  # noqa: PLR0913 - the options of the command
     return CHANGES if detailed and any(not one.empty for one in plans) else OK
 
 
-def _say_script(console: Console, plans: Sequence[Plan]) -> None:
-    from rules import nft  # only where it is asked for
+def _say_script(console: Console, plans: Sequence[Plan], output: str) -> None:
+    from rules import nft, xtables  # only where they are asked for
 
     if len(plans) > 1:
         raise Usage(
-            f"-o nft prints one namespace's script, not {', '.join(one.netns for one in plans)}",
+            f"-o {output} prints one namespace's script, not"
+            f" {', '.join(one.netns for one in plans)}",
             "Give the manifests of one namespace",
         )
     for one in plans:
         console.say(f"# portranger, namespace {one.netns}. {summary([one])}")
         for change in one.sysctls:
             console.say(f"# sysctl -w {change.name}={change.after}")
-        for line in nft.script(one).splitlines():
+        script = nft.script(one) if output == "nft" else xtables.script(one)
+        for line in script.splitlines():
             console.say(line)

@@ -7,23 +7,35 @@ from agent.console import Console
 from agent.errors import Failure
 from agent.kernel.kinds import Kernel
 from rules.model import Live, Observed
+from rules.values import Value
 from rules.plan import order
 from rules.render import live_text, rule_json
 
 
+class Held(Value):
+    """What a namespace holds of ours, and where."""
+
+    observed: Observed
+    backend: str
+    reason: str
+
+    @property
+    def live(self) -> list[Live]:
+        return sorted(self.observed.live, key=lambda one: order(one.rule))
+
+
 def show(netns: Sequence[str], console: Console, *, kernel: Kernel, output: str = "text") -> int:
     found, failures = held(netns, kernel)
-    live = {name: _sorted(observed) for name, observed in found.items()}
     if output == "json":
-        console.say_json({"namespaces": [_json(name, rules) for name, rules in live.items()]})
+        console.say_json({"namespaces": [_json(name, one) for name, one in found.items()]})
     else:
-        _say(console, live)
+        _say(console, found)
     return failed(console, failures)
 
 
-def held(netns: Sequence[str], kernel: Kernel) -> tuple[dict[str, Observed], list[Failure]]:
+def held(netns: Sequence[str], kernel: Kernel) -> tuple[dict[str, Held], list[Failure]]:
     """What these namespaces hold of ours; without names, all that hold something."""
-    found: dict[str, Observed] = {}
+    found: dict[str, Held] = {}
     failures: list[Failure] = []
     for name in netns or kernel.names():
         try:
@@ -32,24 +44,25 @@ def held(netns: Sequence[str], kernel: Kernel) -> tuple[dict[str, Observed], lis
         except Failure as failure:
             failures.append(failure)
         else:
-            if observed.table or netns:
-                found[name] = observed
+            if observed.table or observed.leftovers or netns:
+                found[name] = Held(observed, namespace.backend, namespace.reason)
     return found, failures
 
 
-def _sorted(observed: Observed) -> list[Live]:
-    return sorted(observed.live, key=lambda one: order(one.rule))
+def _json(netns: str, one: Held) -> dict[str, object]:
+    rules = [{**rule_json(x.rule), "packets": x.packets, "bytes": x.octets} for x in one.live]
+    return {"netns": netns, "backend": one.backend, "reason": one.reason, "rules": rules}
 
 
-def _json(netns: str, live: Sequence[Live]) -> dict[str, object]:
-    rules = [{**rule_json(one.rule), "packets": one.packets, "bytes": one.octets} for one in live]
-    return {"netns": netns, "backend": "nftables", "rules": rules}
-
-
-def _say(console: Console, live: dict[str, list[Live]]) -> None:
-    if not live:
+def _say(console: Console, found: dict[str, Held]) -> None:
+    if not found:
         console.say("Nothing of ours is live. `portranger apply -f FILE` sets it up.")
-    for name, rules in live.items():
-        console.say(f"namespace {name} (nftables)")
-        for line in live_text(rules) or ["nothing of ours"]:
+    for name, one in found.items():
+        console.say(f"namespace {name} ({one.backend}: {one.reason})")
+        for line in live_text(one.live) or ["nothing of ours"]:
             console.say(f"  {line}")
+        if one.observed.leftovers:
+            count = len(one.observed.leftovers)
+            console.say(
+                f"  and {count} left over in the other backend; the next apply removes them"
+            )

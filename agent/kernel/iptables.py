@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 from agent.errors import BackendMissing, Failure, NotPermitted, Stale, TryAgain
 from agent.kernel.wire import LENGTH, exactly, send
@@ -37,6 +38,10 @@ class Worker:
 
     def ask(self, descriptor: int, question: Json) -> Json:
         """Its answer for that namespace."""
+        if find_spec("iptc") is None:
+            raise BackendMissing(
+                "python-iptables is not installed", "Run: pip install python-iptables"
+            )
         channel = self._channel or self._start()
         try:
             send(channel, question, descriptor)

@@ -9,7 +9,10 @@ from rules.plan import Plan
 
 
 class Namespace(Protocol):
-    """An opened namespace."""
+    """An opened namespace; which backend holds our rules there, and why."""
+
+    backend: str
+    reason: str
 
     def surroundings(self) -> Surroundings: ...
     def observe(self, sysctls: Iterable[str] = ()) -> Observed: ...

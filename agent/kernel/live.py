@@ -6,20 +6,21 @@ from contextlib import contextmanager
 from agent.errors import Failure
 from agent.kernel import netns as namespaces
 from agent.kernel import rtnetlink, sysctl
-from agent.kernel.nftables import Nftables
+from agent.kernel.backends import AUTO, Workers, chosen
 from rules.model import Observed, Surroundings
-from rules.plan import Plan
+from rules.plan import Plan, Table
 from rules.values import replace
 
 
 class LiveNamespace:
     """An opened namespace; closing it lets it die if it must."""
 
-    def __init__(self, netns: str, descriptor: int) -> None:
+    def __init__(self, netns: str, descriptor: int, backend: str, workers: Workers) -> None:
         self._netns = netns
         self._descriptor = descriptor
         with self._inside():
-            self._tables = Nftables()
+            self._backends = chosen(backend, descriptor, workers)
+        self.backend, self.reason = self._backends.name, self._backends.reason
 
     def surroundings(self) -> Surroundings:
         with self._inside():
@@ -28,17 +29,27 @@ class LiveNamespace:
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
         with self._inside():
             settings = sysctl.read(sysctls)
-        return replace(self._tables.observe(), sysctls=settings)
+        other = self._backends.other.observe() if self._backends.other else Observed()
+        return replace(
+            self._backends.tables.observe(),
+            sysctls=settings,
+            leftovers=(*other.live, *other.foreign),
+        )
 
     def commit(self, plan: Plan) -> None:
-        """Settings first: where they may not be made, the rules would lead nowhere."""
+        """Settings first: where they may not be made, the rules would lead nowhere. What the other
+        backend holds goes last: a flow that the first one has translated is left alone by the
+        second, so for that moment no port is forwarded twice, and at no moment none."""
         with self._inside():
             for change in plan.sysctls:
                 sysctl.write(change.name, change.after)
-        self._tables.commit(plan)
+        self._backends.tables.commit(plan)
+        if plan.leftovers and self._backends.other:
+            gone = Plan(netns=plan.netns, table=Table.DELETE, remove=plan.leftovers)
+            self._backends.other.commit(gone)
 
     def close(self) -> None:
-        self._tables.close()
+        self._backends.close()
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -52,14 +63,22 @@ class LiveNamespace:
 class LiveKernel:
     """Every namespace of this machine."""
 
+    def __init__(self, backend: str = AUTO) -> None:
+        self._backend = backend
+        self._workers = Workers()
+
     def names(self) -> list[str]:
         return namespaces.names()
 
     @contextmanager
     def opened(self, netns: str) -> Iterator[LiveNamespace]:
         with namespaces.opened(netns) as descriptor:
-            namespace = LiveNamespace(netns, descriptor)
+            namespace = LiveNamespace(netns, descriptor, self._backend, self._workers)
             try:
                 yield namespace
             finally:
                 namespace.close()
+
+    def close(self) -> None:
+        """End the worker processes, if any were needed."""
+        self._workers.stop()

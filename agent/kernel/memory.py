@@ -16,6 +16,9 @@ from rules.values import replace
 class MemoryNamespace:
     """One namespace of the kernel in memory."""
 
+    backend = "memory"
+    reason = "it is all there is"
+
     def __init__(self, surroundings: Surroundings) -> None:
         self.held = Observed()
         self.settings: dict[str, str] = {}
@@ -47,7 +50,9 @@ class MemoryNamespace:
         """Nothing is held."""
 
     def _changed(self, plan: Plan) -> Observed:
-        if plan.table is Table.DELETE:
+        if plan.same_rules:
+            return self.held
+        if plan.table is Table.DELETE and self.held.table:
             return Observed()
         if self.held.table is (plan.table is Table.CREATE):
             raise Stale("the table came or went while we looked at it")

@@ -46,7 +46,7 @@ class Nftables:
         self._context = nftables.Nftables(LIBRARY)
         self._context.set_handle_output(True)
         self._seen: tuple[int, Observed] | None = None
-        self._known: dict[str, Rule] = {}
+        self._known: dict[tuple[str, str, str], Rule] = {}
 
     def observe(self) -> Observed:
         """What our table holds, as far as its rules go: where no generation of the ruleset has
@@ -90,8 +90,6 @@ class Nftables:
         if commands:
             code, _, error = self._context.json_cmd({"nftables": commands})
             if code != 0:
-                if plan.table is Table.CREATE and self._list().table:
-                    raise Stale("somebody else made the table while we looked", "Try again")
                 raise failure(error, plan.table)
 
     def close(self) -> None:

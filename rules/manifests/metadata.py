@@ -138,6 +138,14 @@ def netns(annotations: Annotations) -> str | None:
     return text
 
 
+def short(netns: str) -> str:
+    """The name of a namespace that is written as a path to it: one namespace, one spelling."""
+    for folder in ("/run/netns/", "/var/run/netns/"):
+        if netns.startswith(folder) and is_file_name(netns.removeprefix(folder)):
+            return netns.removeprefix(folder)
+    return netns
+
+
 def is_file_name(text: str) -> bool:
     """Whether it can stand for one file in a directory."""
     return _is_tidy(text, _LONGEST_FILE_NAME) and "/" not in text and text not in (".", "..")

@@ -34,7 +34,7 @@ def read_machine(document: Fields, kind: str, *, limit: int, netns: str | None) 
         kind=kind,
         namespace=namespace,
         name=name,
-        netns=netns or named_netns or name,
+        netns=metadata.short(netns or named_netns or name),
         masquerade=masquerade,
         not_ours=not_ours,
     )

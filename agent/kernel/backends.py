@@ -1,0 +1,94 @@
+"""Which tables of a namespace hold our rules: nftables, or the legacy tables of iptables.
+
+Left to us, the choice follows what is live in the namespace, and what we chose before: it does not
+change from one look to the next because of what others do.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+from agent.errors import BackendMissing
+from agent.kernel.iptables import Iptables, Workers
+from agent.kernel.nftables import Nftables
+from rules.model import Observed
+from rules.plan import Plan
+
+__all__ = ["AUTO", "IPTABLES", "NFTABLES", "Backends", "Workers", "chosen"]
+
+AUTO, NFTABLES, IPTABLES = "auto", "nftables", "iptables"
+NAMES = ("ip_tables_names", "ip6_tables_names")
+
+
+class Tables(Protocol):
+    """Where rules are held."""
+
+    def observe(self) -> Observed: ...
+    def commit(self, plan: Plan) -> None: ...
+    def close(self) -> None: ...
+
+
+class Backends:
+    """The tables that hold our rules here, and the others, if anything of ours may be left there."""
+
+    def __init__(self, name: str, reason: str, tables: Tables, other: Tables | None) -> None:
+        self.name, self.reason = name, reason
+        self.tables, self.other = tables, other
+
+    def close(self) -> None:
+        self.tables.close()
+        if self.other is not None:
+            self.other.close()
+
+
+def chosen(asked: str, descriptor: int, workers: Workers) -> Backends:
+    """The backend of the namespace this thread is in."""
+    if asked == IPTABLES:
+        return Backends(IPTABLES, "asked for", Iptables(descriptor, workers), _nftables_if_usable())
+    legacy = Iptables(descriptor, workers) if _legacy_is_live() else None
+    try:
+        modern = Nftables()
+        ours = modern.observe().table
+    except BackendMissing as missing:
+        if asked == NFTABLES or legacy is None:
+            raise
+        return Backends(IPTABLES, f"nftables cannot be used: {missing}", legacy, None)
+    if asked == NFTABLES:
+        return Backends(NFTABLES, "asked for", modern, _usable(legacy))
+    if ours:
+        return Backends(NFTABLES, "our table is there", modern, _usable(legacy))
+    legacy = _usable(legacy)
+    if legacy is not None:
+        if legacy.observe().table:
+            return Backends(IPTABLES, "our chains are in the legacy tables", legacy, modern)
+        if legacy.others:
+            reason = f"{legacy.others} rules of others are in the legacy NAT tables"
+            return Backends(IPTABLES, reason, legacy, modern)
+    reason = "no legacy NAT rules here; what iptables-nft writes is nftables, too"
+    return Backends(NFTABLES, reason, modern, None)
+
+
+def _legacy_is_live() -> bool:
+    """Whether somebody has used the legacy NAT tables in the namespace this thread is in."""
+    return any("nat" in _words(Path("/proc/thread-self/net", name)) for name in NAMES)
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+def _usable(legacy: Iptables | None) -> Iptables | None:
+    """The legacy tables, unless they cannot be asked: then nothing of ours can be in them."""
+    try:
+        return legacy if legacy and legacy.observe() is not None else None
+    except BackendMissing:
+        return None
+
+
+def _nftables_if_usable() -> Nftables | None:
+    try:
+        return Nftables()
+    except BackendMissing:
+        return None
