@@ -5,7 +5,7 @@ conflict, so no two rules of a chain match one packet: their order cannot matter
 """
 
 from collections.abc import Iterable, Iterator
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address
 
 from rules.model import (
     Address,
@@ -26,10 +26,8 @@ from rules.model import (
 from rules.ports import ALL_PORTS, PortRange, coalesce
 from rules.problems import Problem
 
-LOOPBACK: dict[Family, Address] = {
-    Family.IP: IPv4Address("127.0.0.1"),
-    Family.IP6: IPv6Address("::1"),
-}
+# IPv4 only: Linux has no way back to ::1 for a packet that comes in on a link (decisions.md).
+LOOPBACK = IPv4Address("127.0.0.1")
 POD_LINK = "eth0"
 LABEL_BYTES = 128  # NFTNL_UDATA_COMMENT_MAXLEN: a rule's comment holds no more
 
@@ -211,7 +209,7 @@ def _rules(  # noqa: PLR0913, PLR0917 - one argument for each thing a rule is ma
     gateway: Address | None,
 ) -> Iterator[Rule]:
     family = Family.of(guest.address)
-    loopback = LOOPBACK[family]
+    from_inside = family is Family.IP and gateway is not None
     matches: list[tuple[Protocol | None, PortRange | None]] = [(None, None)]
     if masquerade.claims is not None:
         matches = [(claim.protocol, claim.ports) for claim in _claims(masquerade)]
@@ -225,24 +223,24 @@ def _rules(  # noqa: PLR0913, PLR0917 - one argument for each thing a rule is ma
             interface=entry,
             to=guest.address,
         )
-        if gateway is not None:
+        if from_inside:
             yield Rule(
                 chain=Chain.OUTPUT,
                 family=family,
                 owner=owner,
                 protocol=protocol,
                 ports=ports,
-                destination=loopback,
+                destination=LOOPBACK,
                 to=guest.address,
             )
     yield Rule(chain=Chain.POSTROUTING, family=family, owner=owner, source=guest.address)
-    if gateway is not None:
+    if from_inside:
         yield Rule(
             chain=Chain.POSTROUTING,
             family=family,
             owner=owner,
             interface=link,
-            source=loopback,
+            source=LOOPBACK,
             destination=guest.address,  # of two guests behind one link, each has its gateway
             to=gateway,
         )

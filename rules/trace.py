@@ -68,7 +68,7 @@ def _flows(
             packet = Packet(family=family, protocol=protocol, port=port, source=sender)
             yield packet, Chain.POSTROUTING, f"from the guest {sender}"
         elif sender is not None and sender.is_loopback:
-            own = LOOPBACK[family]
+            own = LOOPBACK if family is Family.IP else sender
             packet = Packet(
                 family=family, protocol=protocol, port=port, source=sender, destination=own
             )
@@ -102,6 +102,8 @@ def _why_not(rules: Sequence[Rule], chain: Chain, packet: Packet) -> str:
         and rule.ports is not None
         and matches(replace(rule, ports=None), packet)
     )
+    if chain is Chain.OUTPUT and packet.family is Family.IP6:
+        return "is not forwarded: from inside only 127.0.0.1 leads to the guest"
     if not others:
         return f"is not forwarded: no {packet.protocol.value} port is declared"
     nearest = min(others, key=lambda r: min(abs(r.first - packet.port), abs(r.last - packet.port)))

@@ -1,8 +1,8 @@
 """The same for iptables: plans to steps on rule dictionaries or a restore script, listings back.
 
-A listing is what the worker of one family finds of ours: our chains with their rules, and the jumps
-to them. A rule's handle is its place in its chain; a commit carries the digest of the listing it was
-planned on, so a place always means the rule that stood there.
+A listing is what the worker of one family finds of ours: our chains with their rules, and the
+jumps to them. A rule's handle is its place in its chain; a commit carries the digest of the listing
+it was planned on, so a place always means the rule that stood there.
 """
 
 from collections.abc import Iterator, Mapping
@@ -73,7 +73,8 @@ def decode(listings: Mapping[Family, Mapping[str, object]]) -> Observed:
     made: set[Chain] = set()
     broken: set[Chain] = set()
     for family, listing in listings.items():
-        chains, jumps = _of(listing, "chains"), _of(listing, "jumps")
+        chains: dict[str, list[Json]] = listing["chains"]  # type: ignore[assignment]
+        jumps: dict[str, list[int]] = listing["jumps"]  # type: ignore[assignment]
         for chain_name, rules in chains.items():
             if chain_name not in CHAINS:
                 continue
@@ -189,14 +190,10 @@ def _deleted(plan: Plan, family: Family) -> list[tuple[str, int]]:
     return sorted(gone, key=lambda entry: (entry[0], -entry[1]))
 
 
-def _of(listing: Mapping[str, object], key: str) -> dict[str, list[Json]]:
-    value = listing[key]
-    return value if isinstance(value, dict) else {}
-
-
 def _decode_rule(family: Family, chain: Chain, place: int, fields: Json) -> Live | Foreign:
     try:
-        packets, octets = fields["counters"]  # type: ignore[misc]
+        counters: tuple[int, int] = fields["counters"]  # type: ignore[assignment]
+        packets, octets = counters
         rule = _parse(family, chain, fields)
         if encode(rule) != _normal(fields):
             raise ValueError(fields)
@@ -227,8 +224,12 @@ def _parse(family: Family, chain: Chain, fields: Mapping[str, object]) -> Rule:
 
 def _normal(fields: Json) -> Json:
     """What python-iptables lists, in the form in which it takes it."""
-    hosts = {key: str(_host(fields[key])) for key in ("src", "dst") if key in fields}
-    return {**{key: value for key, value in fields.items() if key != "counters"}, **hosts}
+    ends = ("src", "dst")
+    return {
+        key: str(_host(value)) if key in ends else value
+        for key, value in fields.items()
+        if key != "counters"
+    }
 
 
 def _host(text: object) -> Address:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from agent.commands.common import failed
 from agent.console import Console
-from agent.errors import Failure
+from agent.errors import Failure, NoNamespace
 from agent.kernel.kinds import Kernel
 from rules.model import Live, Observed
-from rules.values import Value
 from rules.plan import order
 from rules.render import live_text, rule_json
+from rules.values import Value
 
 
 class Held(Value):
@@ -41,6 +41,8 @@ def held(netns: Sequence[str], kernel: Kernel) -> tuple[dict[str, Held], list[Fa
         try:
             with kernel.opened(name) as namespace:
                 observed = namespace.observe()
+        except NoNamespace as failure:
+            failures += [failure] if netns else []  # a name that outlived its namespace
         except Failure as failure:
             failures.append(failure)
         else:

@@ -28,7 +28,7 @@ class Tables(Protocol):
 
 
 class Backends:
-    """The tables that hold our rules here, and the others, if anything of ours may be left there."""
+    """The tables that hold our rules here, and the others, if something of ours may be in them."""
 
     def __init__(self, name: str, reason: str, tables: Tables, other: Tables | None) -> None:
         self.name, self.reason = name, reason

@@ -12,8 +12,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import iptc
@@ -38,7 +39,7 @@ def main() -> None:
         try:
             with inside(descriptor, "of the request"):
                 answer = _answer(question, family)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other side must hear of it
+        except Exception as error:  # whatever it is, the other side must hear of it
             answer = {"error": type(error).__name__, "text": str(error)}
         finally:
             os.close(descriptor)
@@ -55,7 +56,7 @@ def receive(channel: socket.socket) -> tuple[Json, int] | None:
 
 def _answer(question: Json, family: str) -> Json:
     with _locked():
-        table = (iptc.Table if family == "ip" else iptc.Table6)("nat")
+        table = iptc.Table("nat") if family == "ip" else iptc.Table6("nat")
         table.autocommit = False
         table.refresh()
         listing = _listing(table, family)
@@ -73,7 +74,7 @@ def _answer(question: Json, family: str) -> Json:
 @contextlib.contextmanager
 def _locked() -> Iterator[None]:
     """The lock that every iptables program takes; libiptc itself does not."""
-    with open(LOCK, "w") as lock:
+    with Path(LOCK).open("w") as lock:
         deadline = time.monotonic() + LOCK_PATIENCE
         while True:
             try:
@@ -147,7 +148,12 @@ def _drop(table: Any, _family: str) -> None:
         chain.delete()
 
 
-_STEPS = {"ensure": _ensure, "delete": _delete, "append": _append, "drop": _drop}
+_STEPS: dict[str, Callable[..., None]] = {
+    "ensure": _ensure,
+    "delete": _delete,
+    "append": _append,
+    "drop": _drop,
+}
 
 
 if __name__ == "__main__":
