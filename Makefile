@@ -13,7 +13,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-PYTHON_PACKAGES := python3 python3-venv
+# python-iptables is built from source.
+PYTHON_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev
 RUNTIME_PACKAGES := $(PYTHON_PACKAGES) libnftables1 iproute2
 TEST_PACKAGES := $(RUNTIME_PACKAGES) nftables conntrack iptables
 
@@ -115,6 +116,8 @@ present() {
     case $$1 in
         python3) command -v $(PYTHON) ;;
         python3-venv) $(PYTHON) -c 'import ensurepip, venv' ;;
+        python3-dev) $(PYTHON) -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("include"), "Python.h").stat()' ;;
+        libc6-dev) echo '#include <stdio.h>' | gcc -E - ;;
         libnftables1) grep libnftables.so.1 <<<"$$(ldconfig -p)" ;;
         iproute2) command -v ip ;;
         nftables) command -v nft ;;
@@ -182,7 +185,7 @@ fi
 echo "make: installing portranger and its dependencies into $(VENV)"
 rm -f $(VENV)/.project
 # setuptools is there already, pinned: an isolated build would download its own.
-$(BIN)/python -m pip install -q --no-build-isolation -c constraints.txt -e '.[dev]'
+$(BIN)/python -m pip install -q --no-build-isolation -c constraints.txt -e '.[dev,iptables]'
 # pip-nftables drops an __init__.py into site-packages itself, which makes tools take the whole
 # directory for one package.
 rm -f $(VENV)/lib/python3*/site-packages/__init__.py
@@ -195,7 +198,7 @@ scratch=$$(mktemp -d)
 trap 'rm -rf "$$scratch"' EXIT
 $(PYTHON) -m venv "$$scratch/venv"
 "$$scratch/venv/bin/python" -m pip install -q --upgrade pip setuptools
-"$$scratch/venv/bin/python" -m pip install -q --no-build-isolation -e '.[dev]'
+"$$scratch/venv/bin/python" -m pip install -q --no-build-isolation -e '.[dev,iptables]'
 {
     sed -n '/^#/p' constraints.txt
     "$$scratch/venv/bin/python" -m pip freeze --all --exclude-editable

@@ -125,8 +125,10 @@ class Surroundings(Value):
 class Rule(Value, kw_only=True):
     """One NAT rule, whichever subsystem holds it.
 
-    In prerouting and output it sends packets to `to`. In postrouting it gives them the source
-    address `to`, or that of the link they leave on where `to` is None.
+    In prerouting and output it sends packets to `to`: each to the port it was for or, where the
+    range is shifted, to the one as far behind `to_port` as it was behind the first of `ports`. In
+    postrouting it gives them the source address `to`, or that of the link they leave on where `to`
+    is None.
     """
 
     chain: Chain
@@ -138,6 +140,14 @@ class Rule(Value, kw_only=True):
     source: Address | None = None
     destination: Address | None = None
     to: Address | None = None
+    to_port: int | None = None
+
+    @property
+    def to_ports(self) -> PortRange | None:
+        """The ports of the guest that a shifted range leads to."""
+        if self.ports is None or self.to_port is None:
+            return None
+        return PortRange(self.to_port, self.to_port + len(self.ports) - 1)
 
 
 class Sysctl(Value, order=True):

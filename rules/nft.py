@@ -67,11 +67,25 @@ def statement(rule: Rule) -> str:
     if rule.protocol is not None:
         words.append(f"{rule.protocol.value} dport {rule.ports}")
     words.append("counter")
-    words.append(
-        "masquerade" if rule.to is None else f"{_verb(rule.chain)} {rule.family.value} to {rule.to}"
-    )
+    words.append("masquerade" if rule.to is None else _translation(rule))
     words.append(f'comment "{rule.owner}"')
     return " ".join(words)
+
+
+def _translation(rule: Rule) -> str:
+    words = f"{_verb(rule.chain)} {rule.family.value} to "
+    if rule.ports is None or rule.to_port is None:
+        return words + str(rule.to)
+    words += f"[{rule.to}]:" if rule.family is Family.IP6 else f"{rule.to}:"
+    if len(rule.ports) == 1:
+        return words + str(rule.to_port)
+    pairs = ", ".join(f"{port} : {to}" for port, to in _port_pairs(rule.ports, rule.to_port))
+    return f"{words} {rule.protocol.value if rule.protocol else ''} dport map {{ {pairs} }}"
+
+
+def _port_pairs(ports: PortRange, to_port: int) -> list[list[int]]:
+    """Port by port: nft's own `dnat to G:7000-7009` sends every port of a range to the first."""
+    return [[ports.first + i, to_port + i] for i in range(len(ports))]
 
 
 def decode(
@@ -186,7 +200,17 @@ def _field(protocol: str, field: str) -> Json:
 def _verdict(rule: Rule) -> Json:
     if rule.to is None:
         return {"masquerade": None}
-    return {_verb(rule.chain): {"family": rule.family.value, "addr": str(rule.to)}}
+    target: Json = {"family": rule.family.value, "addr": str(rule.to)}
+    if rule.protocol is not None and rule.ports is not None and rule.to_port is not None:
+        target["port"] = _target_port(rule.protocol, rule.ports, rule.to_port)
+    return {_verb(rule.chain): target}
+
+
+def _target_port(protocol: Protocol, ports: PortRange, to_port: int) -> object:
+    if len(ports) == 1:
+        return to_port
+    pairs = _port_pairs(ports, to_port)
+    return {"map": {"key": _field(protocol.value, "dport"), "data": {"set": pairs}}}
 
 
 def _verb(chain: Chain) -> str:
@@ -241,12 +265,25 @@ def _parse(chain: Chain, owner: str, expr: list[Json]) -> Rule:
         _parse_match(chain, condition, fields, families)
     if last != {"masquerade": None} or chain is not Chain.POSTROUTING:
         target = last[_verb(chain)]
-        if len(last) > 1 or not isinstance(target, dict) or set(target) != {"family", "addr"}:
+        if len(last) > 1 or not isinstance(target, dict):
             raise ValueError(last)
         families.add(Family(target["family"]))
         fields["to"] = _address(target["addr"], families)
+        if "port" in target:
+            fields["to_port"] = _first_port(target["port"])
     (family,) = families
-    return Rule(chain=chain, family=family, owner=owner, **fields)  # type: ignore[arg-type]
+    rule = Rule(chain=chain, family=family, owner=owner, **fields)  # type: ignore[arg-type]
+    if rule.to is not None and _verdict(rule) != last:
+        raise ValueError(last)
+    return rule
+
+
+def _first_port(port: object) -> int:
+    """Of the target; whether all others follow it is for the caller to see."""
+    if isinstance(port, int):
+        return port
+    pairs = port["map"]["data"]["set"]  # type: ignore[index]
+    return int(min(pairs)[1])
 
 
 def _parse_match(

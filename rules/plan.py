@@ -99,6 +99,7 @@ def order(rule: Rule) -> tuple[object, ...]:
         str(rule.source),
         str(rule.destination),
         str(rule.to),
+        rule.to_port or 0,
         rule.owner,
     )
 

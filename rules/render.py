@@ -72,6 +72,7 @@ def rule_json(rule: Rule) -> Json:
         "source": str(rule.source) if rule.source else None,
         "destination": str(rule.destination) if rule.destination else None,
         "to": str(rule.to) if rule.to else None,
+        "to_port": str(rule.to_ports) if rule.to_ports else None,
     }
     return {key: value for key, value in fields.items() if value is not None}
 
@@ -127,7 +128,9 @@ def target(rule: Rule) -> str:
     """Where a rule sends a packet, or whose address it gives it."""
     if rule.to is None:
         return "masquerade"
-    return f"from {rule.to}" if rule.chain is Chain.POSTROUTING else str(rule.to)
+    if rule.chain is Chain.POSTROUTING:
+        return f"from {rule.to}"
+    return f"{rule.to} {rule.to_ports}" if rule.to_ports else str(rule.to)
 
 
 def action(rule: Rule) -> str:
@@ -200,6 +203,7 @@ def _was(before: Rule, after: Rule) -> str:
             ("source", before.source, after.source),
             ("destination", before.destination, after.destination),
             ("target", before.to, after.to),
+            ("target port", before.to_ports, after.to_ports),
             ("owner", before.owner, after.owner),
         )
         if old != new

@@ -91,7 +91,10 @@ def _fate(rule: Rule, packet: Packet) -> str:
     if rule.chain is Chain.POSTROUTING:
         return f"leaves with the address of the link it leaves on, by the rule of {rule.owner}"
     to = f"[{rule.to}]" if packet.family is Family.IP6 else str(rule.to)
-    return f"goes to {to}:{packet.port}, by the rule for {what} of {rule.owner}"
+    port = packet.port
+    if rule.ports is not None and rule.to_port is not None:
+        port += rule.to_port - rule.ports.first
+    return f"goes to {to}:{port}, by the rule for {what} of {rule.owner}"
 
 
 def _why_not(rules: Sequence[Rule], chain: Chain, packet: Packet) -> str:

@@ -6,7 +6,7 @@ it was planned on, so a place always means the rule that stood there.
 """
 
 from collections.abc import Iterator, Mapping
-from ipaddress import ip_interface
+from ipaddress import ip_address, ip_interface
 
 from rules.model import Address, Chain, Family, Foreign, Live, Observed, Protocol, Rule
 from rules.plan import Plan, Table
@@ -62,8 +62,17 @@ def encode(rule: Rule) -> Json:
         fields |= {"protocol": protocol, protocol: {"dport": _dport(rule.ports)}}
     fields["comment"] = {"comment": rule.owner}
     verb, key = _verb(rule.chain)
-    fields["target"] = "MASQUERADE" if rule.to is None else {verb: {key: str(rule.to)}}
+    fields["target"] = "MASQUERADE" if rule.to is None else {verb: {key: _target(rule)}}
     return fields
+
+
+def _target(rule: Rule) -> str:
+    """The address, and for a shifted range its ports, counted from the port behind the slash."""
+    if rule.ports is None or rule.to_ports is None:
+        return str(rule.to)
+    address = f"[{rule.to}]" if rule.family is Family.IP6 else str(rule.to)
+    base = f"/{rule.ports.first}" if len(rule.ports) > 1 else ""
+    return f"{address}:{rule.to_ports}{base}"
 
 
 def decode(listings: Mapping[Family, Mapping[str, object]]) -> Observed:
@@ -154,7 +163,7 @@ def statement(rule: Rule) -> str:
         words.append(f"-p {protocol} -m {protocol} --dport {_dport(rule.ports)}")
     words.append(f'-m comment --comment "{rule.owner}"')
     verb, key = _verb(rule.chain)
-    words.append("-j MASQUERADE" if rule.to is None else f"-j {verb} --{key} {rule.to}")
+    words.append("-j MASQUERADE" if rule.to is None else f"-j {verb} --{key} {_target(rule)}")
     return " ".join(words)
 
 
@@ -209,6 +218,9 @@ def _parse(family: Family, chain: Chain, fields: Mapping[str, object]) -> Rule:
     match: Mapping[str, str] = fields[protocol.value] if protocol else {}  # type: ignore[assignment]
     target = fields["target"]
     verb, key = _verb(chain)
+    to, to_port = None, None
+    if target != "MASQUERADE":
+        to, to_port = _parse_target(family, target[verb][key])  # type: ignore[index]
     return Rule(
         chain=chain,
         family=family,
@@ -218,8 +230,18 @@ def _parse(family: Family, chain: Chain, fields: Mapping[str, object]) -> Rule:
         interface=fields.get(_link_key(chain)),  # type: ignore[arg-type]
         source=_host(fields["src"]) if "src" in fields else None,
         destination=_host(fields["dst"]) if "dst" in fields else None,
-        to=None if target == "MASQUERADE" else ip_interface(target[verb][key]).ip,  # type: ignore[index]
+        to=to,
+        to_port=to_port,
     )
+
+
+def _parse_target(family: Family, text: str) -> tuple[Address, int | None]:
+    if family is Family.IP6:
+        address, _, ports = text.removeprefix("[").partition("]:")
+    else:
+        address, _, ports = text.partition(":")
+    first = ports.partition("/")[0].partition("-")[0]
+    return ip_address(address), int(first) if first else None
 
 
 def _normal(fields: Json) -> Json:
