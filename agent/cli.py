@@ -15,7 +15,7 @@ from agent.kernel.kinds import Kernel
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     try:
-        return portranger.main(args=list(arguments), standalone_mode=False) or 0
+        return portranger.main(list(arguments), "portranger", standalone_mode=False) or 0
     except click.exceptions.Abort:
         sys.stderr.write("portranger: interrupted.\n")
         return 1
@@ -209,3 +209,15 @@ def demo() -> int:
     from agent.demo import demonstrate
 
     return demonstrate(this_process())
+
+
+@portranger.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> int:
+    """Print the completion script of a shell; try: source <(portranger completion bash)."""
+    from click.shell_completion import get_completion_class
+
+    completer = get_completion_class(shell)
+    assert completer is not None  # noqa: S101 - click knows the shells of the choice above
+    click.echo(completer(portranger, {}, "portranger", "_PORTRANGER_COMPLETE").source())
+    return 0
