@@ -1,6 +1,5 @@
 """The command line: options in, exit codes out. What a command does is in agent.commands."""
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         return portranger.main(list(arguments), "portranger", standalone_mode=False) or 0
     except click.exceptions.Abort:
-        sys.stderr.write("portranger: interrupted.\n")
+        click.echo("portranger: interrupted.", err=True)
         return 1
     except click.ClickException as error:
         error.show()
@@ -63,14 +62,24 @@ files = click.option(
     metavar="PATH",
     help="A manifest, a directory of them, or - for standard input; may be repeated.",
 )
+
+
+def _not_empty(_context: object, _option: object, value: Any) -> Any:
+    if value == "" or (isinstance(value, tuple) and "" in value):
+        raise click.BadParameter("is empty: write a name, a path or pid:N.")
+    return value
+
+
 one_netns = click.option(
     "--netns",
     metavar="NS",
+    callback=_not_empty,
     help="Put every manifest into this namespace: a name, a path or pid:N.",
 )
 many_netns = click.option(
     "--netns",
     multiple=True,
+    callback=_not_empty,
     metavar="NS",
     help="A namespace by name, path or pid:N; may be repeated. Without it, all that have a name.",
 )
@@ -172,7 +181,7 @@ def show(netns: tuple[str, ...], output: str, backend: str) -> int:
 @portranger.command()
 @click.option("-f", "--file", "paths", multiple=True, metavar="PATH", help="Manifests to ask.")
 @click.option("--live", is_flag=True, help="Ask the kernel instead of manifests.")
-@click.option("--netns", metavar="NS", help="Only this namespace.")
+@click.option("--netns", metavar="NS", callback=_not_empty, help="Only this namespace.")
 @click.option("--from", "source", metavar="ADDR", help="Who sends; 127.0.0.1 for the inside.")
 @click.argument("what", metavar="PROTO/PORT")
 @backend

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 
+from agent.errors import Failure
 from rules.values import Value
 
 TYPE_CHECKING = False
@@ -40,7 +41,19 @@ class Console(Value):
 
 def this_process(color: str = "auto") -> Console:
     """The console of this process."""
-    return Console(sys.stdout, sys.stderr, sys.stdin.buffer.read, _colored(color))
+    if sys.stdout is None:
+        raise Failure("standard output is closed", "Open it, to /dev/null if nobody reads it")
+    return Console(sys.stdout, sys.stderr or _nowhere(), _read_stdin, _colored(color))
+
+
+def _read_stdin() -> bytes:
+    if sys.stdin is None:
+        raise OSError("standard input is closed")
+    return sys.stdin.buffer.read()
+
+
+def _nowhere() -> "TextIO":
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - for all our life
 
 
 def _colored(asked: str) -> bool:

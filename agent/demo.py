@@ -8,7 +8,7 @@ from pathlib import Path
 from agent.commands.apply import apply
 from agent.commands.show import show
 from agent.console import Console
-from agent.errors import Failure
+from agent.errors import Failure, NotPermitted
 from agent.kernel.lab import POD, Lab, built
 from agent.kernel.live import LiveKernel
 from agent.kernel.probe import asks, connected, echoing, reached
@@ -43,6 +43,8 @@ SHORTER = 5000
 
 def demonstrate(console: Console) -> int:
     """Run the demonstration; 0 if everything was as it should be."""
+    if os.geteuid() != 0:
+        raise NotPermitted("the demonstration builds network namespaces", "Run it as root")
     prefix = f"portranger-demo-{os.getpid()}"
     with built(prefix) as lab, tempfile.TemporaryDirectory() as folder:
         console.say("1. A client, a pod and a guest, each a network namespace of its own:")

@@ -19,7 +19,8 @@ def main() -> None:
     if quick is None:
         sys.exit(guarded(lambda: _click(arguments)))
     code = guarded(quick)
-    sys.stderr.flush()
+    if sys.stderr is not None:
+        sys.stderr.flush()
     os._exit(code)  # nothing is open: taking the interpreter down would be a tenth of the run
 
 
@@ -27,13 +28,20 @@ def guarded(command: Callable[[], int]) -> int:
     """The exit code of a command, also where it fails."""
     try:
         code = command()
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except Failure as failure:
-        sys.stderr.write(f"portranger: {failure}\n")
-        return failure.exit_code
-    except BrokenPipeError:
+        return _told(str(failure), failure.exit_code)
+    except OSError as error:  # of the streams: all others were given a meaning where they arose
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
+        quiet = isinstance(error, BrokenPipeError)
+        return 1 if quiet else _told(f"cannot write the output: {error.strerror}.", 1)
+    return code
+
+
+def _told(what: str, code: int) -> int:
+    if sys.stderr is not None:
+        sys.stderr.write(f"portranger: {what}\n")
     return code
 
 

@@ -7,6 +7,7 @@ class Failure(Exception):
     exit_code = 1
 
     def __init__(self, what: str, fix: str = "") -> None:
+        self.what, self.fix = what, fix
         super().__init__(f"{what}. {fix}." if fix else f"{what}.")
 
 
@@ -14,6 +15,12 @@ class Usage(Failure):
     """The command line makes no sense."""
 
     exit_code = 64
+
+
+class BadManifest(Failure):
+    """What the manifests say cannot be done."""
+
+    exit_code = 65
 
 
 class BackendMissing(Failure):

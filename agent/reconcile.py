@@ -56,6 +56,11 @@ def converge(netns: str, desired: Desired, namespace: "Namespace") -> Plan:
     A stranger who edits between our look and our commit makes the commit fail whole, and we look
     again: a bounded number of times.
     """
+    with namespace.exclusive():
+        return _converge(netns, desired, namespace)
+
+
+def _converge(netns: str, desired: Desired, namespace: "Namespace") -> Plan:
     done = Plan(netns=netns)
     for _ in range(ATTEMPTS):
         plan = diff(netns, desired, _observe(namespace, desired))

@@ -41,6 +41,8 @@ def desire(machines: Iterable[Machine], surroundings: Surroundings | None) -> De
     rules: set[Rule] = set()
     sysctls: set[Sysctl] = set()
     pending: list[Pending] = []
+    kept: set[tuple[str, Family]] = set()
+    notes: list[str] = []
     for machine in machines:
         masquerade = machine.masquerade
         if masquerade is None:
@@ -48,9 +50,12 @@ def desire(machines: Iterable[Machine], surroundings: Surroundings | None) -> De
         owner = label(machine.owner)
         entry = _entry(masquerade, surroundings)
         families = _families(entry, surroundings)
+        kept.update((owner, family) for family in Family if family not in families)
         if entry is None or not families:
             pending.append(Pending(owner, _why_pending(masquerade, entry)))
             continue
+        if masquerade.claims is None:
+            notes.append(f"{owner}: neither ports nor ranges are declared, so all are forwarded")
         for guest in masquerade.guests:
             if Family.of(guest.address) in families:
                 link, gateway = _guest_side(guest, entry, surroundings)
@@ -58,8 +63,14 @@ def desire(machines: Iterable[Machine], surroundings: Surroundings | None) -> De
                 there = surroundings is None or any(x.name == link for x in surroundings.links)
                 lets_in = there and gateway is not None
                 sysctls.update(_sysctls(Family.of(guest.address), link if lets_in else None))
+                if not there:
+                    notes.append(f"{owner}: no link leads to the guest {guest.address} yet")
     return Desired(
-        rules=frozenset(rules), sysctls=frozenset(sysctls), pending=tuple(sorted(pending, key=str))
+        rules=frozenset(rules),
+        sysctls=frozenset(sysctls),
+        pending=tuple(sorted(pending, key=str)),
+        kept=frozenset(kept),
+        notes=tuple(sorted(notes)),
     )
 
 

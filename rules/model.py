@@ -199,3 +199,5 @@ class Desired(Value, kw_only=True):
     rules: frozenset[Rule] = frozenset()
     sysctls: frozenset[Sysctl] = frozenset()
     pending: tuple[Pending, ...] = ()
+    kept: frozenset[tuple[str, Family]] = frozenset()  # owners whose rules of a family stay
+    notes: tuple[str, ...] = ()  # what a person should know, and no rule says

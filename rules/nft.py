@@ -349,4 +349,19 @@ def _gist(expr: object) -> str:
     """A foreign rule in a few words, for the plan."""
     if not isinstance(expr, list) or not expr:
         return "an empty rule"
-    return " ".join(next(iter(item), "?") if isinstance(item, dict) else "?" for item in expr)
+    return " ".join(_word(item) for item in expr)
+
+
+def _word(item: object) -> str:
+    """What a match looks at, or what kind of statement it is."""
+    if not isinstance(item, dict) or not item:
+        return "?"
+    match = item.get("match")
+    left = match.get("left") if isinstance(match, dict) else None
+    for seen in left.values() if isinstance(left, dict) else ():
+        if isinstance(seen, dict):
+            name = seen.get("field") or seen.get("key")
+            if isinstance(name, str) and name.isalnum():
+                return name
+    name = next(iter(item))
+    return name if isinstance(name, str) and name.isprintable() else "?"

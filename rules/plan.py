@@ -53,8 +53,7 @@ class Plan(Value, kw_only=True):
 
 
 def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
-    """What leads from the observed to the desired; rules of pending machines stay as they are."""
-    kept_owners = {pending.owner for pending in desired.pending}
+    """What leads from the observed to the desired; rules that wait for an address stay."""
     missing = set(desired.rules)
     unchanged: list[Live] = []
     surplus: list[Live] = []
@@ -62,7 +61,7 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
         if live.rule in missing:
             missing.discard(live.rule)
             unchanged.append(live)
-        elif live.rule.owner in kept_owners:
+        elif (live.rule.owner, live.rule.family) in desired.kept:
             unchanged.append(live)
         else:
             surplus.append(live)

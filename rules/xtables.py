@@ -36,10 +36,9 @@ def steps(plan: Plan, family: Family) -> list[Step]:
     """What the worker of that family has to do in one commit; empty where it is nothing."""
     if plan.table is Table.DELETE:
         return [["drop"]]
-    made: list[Step] = [
-        ["ensure", name(chain), built_in(chain)] for chain in _ensured(plan, family)
-    ]
-    made += [["delete", chain, place] for chain, place in _deleted(plan, family)]
+    # Deletions first: a jump that is put back would move the places behind it.
+    made: list[Step] = [["delete", chain, place] for chain, place in _deleted(plan, family)]
+    made += [["ensure", name(chain), built_in(chain)] for chain in _ensured(plan, family)]
     made += [
         ["append", name(rule.chain), encode(rule)]
         for rule in _written(plan)
@@ -81,15 +80,18 @@ def decode(listings: Mapping[Family, Mapping[str, object]]) -> Observed:
     foreign: list[Foreign] = []
     made: set[Chain] = set()
     broken: set[Chain] = set()
+    table = False
     for family, listing in listings.items():
         chains: dict[str, list[Json]] = listing["chains"]  # type: ignore[assignment]
         jumps: dict[str, list[int]] = listing["jumps"]  # type: ignore[assignment]
         for chain_name, rules in chains.items():
             if chain_name not in CHAINS:
                 continue
+            table = True
             chain = CHAINS[chain_name]
             places = jumps.get(chain_name, [])
-            (made if places else broken).add(chain)
+            if places or rules:  # an empty chain that nothing leads to is as good as none
+                (made if places else broken).add(chain)
             foreign += [
                 Foreign(f"{family.value} {built_in(chain)}", place, "a second jump to our chain")
                 for place in list(places)[1:]
@@ -104,7 +106,7 @@ def decode(listings: Mapping[Family, Mapping[str, object]]) -> Observed:
         live=tuple(live),
         foreign=tuple(foreign),
         chains=frozenset(made - broken),
-        table=bool(made or broken),
+        table=table,
     )
 
 
@@ -123,23 +125,23 @@ def _script_lines(plan: Plan, family: Family, flag: str) -> Iterator[str]:
     if plan.table is Table.DELETE:
         yield from _dropped(plan, family, flag)
         return
+    for chain_name, place in _deleted(plan, family):
+        yield f"{flag} -D {chain_name} {place + 1}"
     for chain in _ensured(plan, family):
         if not _stands(plan, family, chain):
             yield f"{flag} -N {name(chain)}"
         if not _stands(plan, family, chain) or chain in plan.chains:
             yield f"{flag} -I {built_in(chain)} {_jump(chain)}"
-    for chain_name, place in _deleted(plan, family):
-        yield f"{flag} -D {chain_name} {place + 1}"
     for rule in _written(plan):
         if rule.family is family:
             yield f"{flag} -A {name(rule.chain)} {statement(rule)}"
 
 
 def _dropped(plan: Plan, family: Family, flag: str) -> Iterator[str]:
-    chains = {
-        old.rule.chain for old in plan.remove if isinstance(old, Live) and old.rule.family is family
-    }
-    for chain in sorted(chains, key=lambda chain: chain.value):
+    for chain_name, place in _deleted(plan, family):
+        if chain_name not in CHAINS:  # a second jump
+            yield f"{flag} -D {chain_name} {place + 1}"
+    for chain in (chain for chain in Chain if _stands(plan, family, chain)):
         yield f"{flag} -D {built_in(chain)} {_jump(chain)}"
         yield f"{flag} -F {name(chain)}"
         yield f"{flag} -X {name(chain)}"
@@ -168,17 +170,17 @@ def statement(rule: Rule) -> str:
 
 
 def _ensured(plan: Plan, family: Family) -> list[Chain]:
-    """The chains that must be there, with their jumps, once the plan is carried out."""
-    rules = [*_written(plan), *(live.rule for live in plan.unchanged)]
-    used = {rule.chain for rule in rules if rule.family is family}
+    """The chains that may have to be made, or jumped to: those that are written to, and those
+    that are to be put back, with what they still hold."""
+    held = [live.rule for live in plan.unchanged if live.rule.chain in plan.chains]
+    used = {rule.chain for rule in (*_written(plan), *held) if rule.family is family}
     return [chain for chain in Chain if chain in used]
 
 
 def _stands(plan: Plan, family: Family, chain: Chain) -> bool:
     """Whether our chain is there already, as far as its rules tell."""
-    live = [*plan.unchanged, *(old for old, _ in plan.change)]
-    live += [old for old in plan.remove if isinstance(old, Live)]
-    return any(one.rule.family is family and one.rule.chain is chain for one in live)
+    kept = any(one.rule.family is family and one.rule.chain is chain for one in plan.unchanged)
+    return kept or any(of == name(chain) for of, _ in _deleted(plan, family))
 
 
 def _written(plan: Plan) -> list[Rule]:
@@ -201,15 +203,14 @@ def _deleted(plan: Plan, family: Family) -> list[tuple[str, int]]:
 
 def _decode_rule(family: Family, chain: Chain, place: int, fields: Json) -> Live | Foreign:
     try:
-        counters: tuple[int, int] = fields["counters"]  # type: ignore[assignment]
-        packets, octets = counters
+        packets, octets = map(int, fields["counters"])  # type: ignore[call-overload]
         rule = _parse(family, chain, fields)
         if encode(rule) != _normal(fields):
             raise ValueError(fields)
     except (AttributeError, LookupError, TypeError, ValueError):
         gist = " ".join(sorted(key for key in fields if key != "counters"))
         return Foreign(f"{family.value} {name(chain)}", place, gist or "an empty rule")
-    return Live(rule, place, int(packets), int(octets))
+    return Live(rule, place, packets, octets)
 
 
 def _parse(family: Family, chain: Chain, fields: Mapping[str, object]) -> Rule:
@@ -219,20 +220,30 @@ def _parse(family: Family, chain: Chain, fields: Mapping[str, object]) -> Rule:
     target = fields["target"]
     verb, key = _verb(chain)
     to, to_port = None, None
-    if target != "MASQUERADE":
+    if target != "MASQUERADE" or chain is not Chain.POSTROUTING:
         to, to_port = _parse_target(family, target[verb][key])  # type: ignore[index]
-    return Rule(
+    link = fields.get(_link_key(chain))
+    rule = Rule(
         chain=chain,
         family=family,
-        owner=fields["comment"]["comment"],  # type: ignore[index]
+        owner=_text(fields["comment"]["comment"]),  # type: ignore[index]
         protocol=protocol,
         ports=_ports(match["dport"]) if protocol else None,
-        interface=fields.get(_link_key(chain)),  # type: ignore[arg-type]
+        interface=None if link is None else _text(link),
         source=_host(fields["src"]) if "src" in fields else None,
         destination=_host(fields["dst"]) if "dst" in fields else None,
         to=to,
         to_port=to_port,
     )
+    if any(end and Family.of(end) is not family for end in (rule.source, rule.destination, to)):
+        raise ValueError(fields)
+    return rule
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise TypeError(value)
+    return value
 
 
 def _parse_target(family: Family, text: str) -> tuple[Address, int | None]:

@@ -5,17 +5,20 @@ Every namespace has a name no other run can have, and goes with the block that m
 
 from __future__ import annotations
 
+import atexit
+import functools
+import os
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_interface
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.kernel import sysctl
+from agent.kernel import rtnetlink, sysctl
 from agent.kernel.live import LiveKernel
 from agent.kernel.netns import inside, opened
 from agent.reconcile import converge
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 60  # seconds a command may take; none takes one
+NFTABLES, IPTABLES = "nftables", "iptables"
+BACKENDS = (NFTABLES, IPTABLES)
+LEGACY = {Family.IP: "iptables-legacy", Family.IP6: "ip6tables-legacy"}
 
 LINKS: dict[str, tuple[str, ...]] = {
     "eth0": ("192.0.2.2/24", "2001:db8::2/64"),
@@ -62,7 +68,10 @@ def unused_name() -> str:
 
 
 def run(
-    *words: str | Path, stdin: str = "", code: int | None = 0
+    *words: str | Path,
+    stdin: str = "",
+    code: int | None = 0,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command; unless told otherwise it must succeed."""
     done = subprocess.run(
@@ -73,6 +82,7 @@ def run(
         timeout=PATIENCE,
         cwd=ROOT,
         check=False,
+        env={**os.environ, **(environment or {})},
     )
     if code is not None:
         assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
@@ -92,6 +102,25 @@ def within(netns: str, *words: str, stdin: str = "", code: int | None = 0) -> st
 def nft(netns: str, script: str) -> None:
     """Do what a stranger would do with nft in that namespace."""
     within(netns, "nft", "-f", "-", stdin=script)
+
+
+def legacy(netns: str, *lines: str, families: Sequence[Family] = tuple(Family)) -> None:
+    """Do what a stranger would do with iptables-legacy in the table nat, in one commit a family."""
+    script = "".join(f"{line}\n" for line in ("*nat", *lines, "COMMIT"))
+    for family in families:
+        within(netns, f"{LEGACY[family]}-restore", "-w", "--noflush", stdin=script)
+
+
+def saved(netns: str, *words: str) -> str:
+    """Everything in the legacy tables of both families, with its counters, byte for byte but for
+    the comments, which tell the time."""
+    lines = [
+        line
+        for command in LEGACY.values()
+        for line in within(netns, f"{command}-save", "-c", *words).splitlines()
+        if not line.startswith("#")
+    ]
+    return "\n".join(lines)
 
 
 def ip(netns: str, *lines: str) -> None:
@@ -130,6 +159,9 @@ def pod() -> Iterator[str]:
 def emptied(netns: str) -> str:
     """The namespace of a pod, as new; making another one would take longer."""
     nft(netns, "flush ruleset")
+    for family, names in ((Family.IP, "ip_tables_names"), (Family.IP6, "ip6_tables_names")):
+        if "nat" in within(netns, "cat", f"/proc/net/{names}", code=None).split():
+            within(netns, f"{LEGACY[family]}-restore", "-w", stdin="*nat\nCOMMIT\n")
     with opened(netns) as descriptor, inside(descriptor, netns):
         for name in ("ipv4.ip_forward", "ipv4.conf.k6t-eth0.route_localnet"):
             sysctl.write(f"net.{name}", "0")
@@ -183,21 +215,47 @@ def _claim(text: str) -> Claim:
     return Claim(Protocol(protocol or "tcp"), PortRange(int(first), int(last or first)))
 
 
+@functools.cache
+def kernel(backend: str) -> LiveKernel:
+    """One for all tests of this process: starting its workers takes half a second."""
+    made = LiveKernel(backend)
+    atexit.register(made.close)
+    return made
+
+
+_defaults = ["auto"]
+
+
+@contextmanager
+def using(backend: str) -> Iterator[str]:
+    """Within the block, this is the backend of what is said here about namespaces."""
+    _defaults.append(backend)
+    try:
+        yield backend
+    finally:
+        _defaults.pop()
+
+
+def asked() -> str:
+    """The backend that the test is about."""
+    return _defaults[-1]
+
+
 def wanted(netns: str, machines: Sequence[Machine]) -> Desired:
     """What the machines want in that namespace, as it is now."""
-    with LiveKernel().opened(netns) as namespace:
-        return desire(machines, namespace.surroundings())
+    with opened(netns) as descriptor, inside(descriptor, netns):
+        return desire(machines, rtnetlink.surroundings())
 
 
-def applied(netns: str, *machines: Machine) -> Plan:
+def applied(netns: str, *machines: Machine, backend: str = "") -> Plan:
     """Make the namespace hold these machines."""
-    with LiveKernel().opened(netns) as namespace:
+    with kernel(backend or asked()).opened(netns) as namespace:
         return converge(netns, desire(machines, namespace.surroundings()), namespace)
 
 
-def observed(netns: str) -> Observed:
+def observed(netns: str, backend: str = "") -> Observed:
     """What the namespace holds of ours."""
-    with LiveKernel().opened(netns) as namespace:
+    with kernel(backend or asked()).opened(netns) as namespace:
         return namespace.observe()
 
 

@@ -22,7 +22,8 @@ def clear(
     for plan in due:
         console.say_plan(plan_text(plan))
     if not due:
-        console.say("Nothing to clear.")
+        if not failures:
+            console.say("Nothing to clear.")
     elif not confirm(f"Remove everything of ours from {counted(len(due), 'namespace')}?"):
         raise Failure("nothing was removed", "Answer y, or give --yes")
     for plan in due:

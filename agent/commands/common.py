@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from agent.console import Console
-from agent.errors import Failure
+from agent.errors import BadManifest, Failure
 from agent.reconcile import Intent, by_namespace, intend, intend_from_nothing
 from agent.sources.files import Snapshot
 from rules.desired import conflicts
@@ -44,6 +44,7 @@ def intents(
     """What to do in each namespace, and which of them could not be looked at."""
     found: list[Intent] = []
     failures: list[Failure] = []
+    names: dict[object, str] = {}
     for name, group in by_namespace(machines).items():
         ours = any(machine.masquerade is not None for machine in group)
         if kernel is None:
@@ -51,7 +52,15 @@ def intents(
             continue
         try:
             with kernel.opened(name) as namespace:
+                first = names.setdefault(namespace.identity, name)
+                if first != name:
+                    raise BadManifest(
+                        f"{first} and {name} are one and the same namespace",
+                        "Write the same name for it in every manifest",
+                    )
                 found.append(intend(name, group, namespace))
+        except BadManifest:
+            raise
         except Failure as failure:
             if ours:  # else nobody needs the namespace, and nothing of ours can be in it
                 failures.append(failure)
@@ -69,15 +78,28 @@ def say_notes(console: Console, machines: Sequence[Machine], found: Sequence[Int
     """What gets no rule, and why: not ours, or not yet."""
     for machine in machines:
         for other in machine.not_ours:
-            console.say(f"not ours: {machine}/{other.interface}: {other.reason}")
+            name = f"{machine}/{other.interface}" if other.interface else str(machine)
+            console.say(f"not ours: {name}: {other.reason}")
     for intent in found:
+        for note in intent.desired.notes:
+            console.say(f"note in namespace {intent.plan.netns}: {note}")
         for pending in intent.desired.pending:
             where = f"namespace {intent.plan.netns}"
             console.say(f"pending in {where}: {pending.owner}: {pending.reason}")
 
 
+def failure_json(failure: Failure) -> dict[str, object]:
+    """A failure beside the problems of manifests: of no file, but with an exit code."""
+    return {
+        "problem": failure.what,
+        "fix": failure.fix,
+        "code": type(failure).__name__,
+        "exit_code": failure.exit_code,
+    }
+
+
 def failed(console: Console, failures: Sequence[Failure]) -> int:
     """The exit code after telling what failed; 0 if nothing did."""
-    for failure in failures:
-        console.warn(f"portranger: {failure}")
+    for words in dict.fromkeys(map(str, failures)):  # each once
+        console.warn(f"portranger: {words}")
     return failures[0].exit_code if failures else OK

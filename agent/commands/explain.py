@@ -34,10 +34,12 @@ def explain(  # noqa: PLR0913 - the options of the command
         found, failures = held([netns] if netns else [], kernel)
         rules = {name: [x.rule for x in one.live] for name, one in found.items()}
     else:
-        snapshot = load(paths, console.stdin, netns=netns)
+        snapshot = load(paths, console.stdin)
         if reported(snapshot, console):
             return BAD_MANIFEST
         for name, machines in by_namespace(snapshot.machines).items():
+            if netns not in (None, name):
+                continue
             rules[name] = list(desire(machines, None).rules)
         for machine in snapshot.machines:
             for other in machine.not_ours:
@@ -47,7 +49,8 @@ def explain(  # noqa: PLR0913 - the options of the command
         for line in explained(sorted(rules[name], key=order), protocol, port, sender):
             console.say(f"  {line}")
     if not rules and not failures:
-        console.say("Nothing of ours is live: no packet is forwarded by us.")
+        where = f" in namespace {netns}" if netns else ""
+        console.say(f"Nothing of ours is {'live' if kernel else 'declared'}{where}.")
     return failed(console, failures)
 
 

@@ -7,6 +7,7 @@ from agent.commands.common import (
     CHANGES,
     OK,
     failed,
+    failure_json,
     intents,
     reported,
     say_notes,
@@ -44,7 +45,14 @@ def plan(  # noqa: PLR0913 - the options of the command
     found, failures = intents(snapshot.machines, kernel)
     plans = [intent.plan for intent in found]
     if output == "json":
-        console.say_json(plan_json(plans, []))
+        pending = [
+            {"netns": intent.plan.netns, "owner": one.owner, "reason": one.reason}
+            for intent in found
+            for one in intent.desired.pending
+        ]
+        told = [*map(failure_json, failures)]
+        answer = plan_json(plans, [])
+        console.say_json({**answer, "problems": told, "pending": pending})
     elif output in ("nft", "iptables"):
         _say_script(console, plans, output)
     else:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from agent.commands.common import failed
+from agent.commands.common import failed, failure_json
 from agent.console import Console
 from agent.errors import Failure, NoNamespace
 from agent.kernel.kinds import Kernel
@@ -27,8 +27,10 @@ class Held(Value):
 def show(netns: Sequence[str], console: Console, *, kernel: Kernel, output: str = "text") -> int:
     found, failures = held(netns, kernel)
     if output == "json":
-        console.say_json({"namespaces": [_json(name, one) for name, one in found.items()]})
-    else:
+        namespaces = [_json(name, one) for name, one in found.items()]
+        told = [failure_json(failure) for failure in failures]
+        console.say_json({"namespaces": namespaces, "problems": told})
+    elif found or not failures:
         _say(console, found)
     return failed(console, failures)
 

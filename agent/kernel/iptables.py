@@ -14,8 +14,8 @@ from importlib.util import find_spec
 
 from agent.errors import BackendMissing, Failure, NotPermitted, Stale, TryAgain
 from agent.kernel.wire import LENGTH, exactly, send
-from rules.model import Family, Observed
-from rules.plan import Plan
+from rules.model import Family, Live, Observed
+from rules.plan import Plan, Table
 from rules.xtables import decode, steps
 
 PATIENCE = 30.0  # seconds; a replace of thousands of rules takes one
@@ -107,6 +107,7 @@ class Iptables:
         self._descriptor = descriptor
         self._workers = workers
         self._digests: dict[Family, object] = {}
+        self._seen = Observed()
         self.others = 0  # rules of other people in the nat tables, at the last look
 
     def observe(self) -> Observed:
@@ -114,15 +115,33 @@ class Iptables:
         listings = {f: self._workers[f].ask(self._descriptor, {}) for f in Family}
         self._digests = {family: listing["digest"] for family, listing in listings.items()}
         self.others = sum(int(str(listing["others"])) for listing in listings.values())
-        return decode(listings)
+        self._seen = decode(listings)
+        return self._seen
 
     def commit(self, plan: Plan) -> None:
-        """Carry out the plan: one atomic replace per family."""
-        for family in Family:
-            due = steps(plan, family)
-            if due:
-                question: Json = {"steps": due, "digest": self._digests[family]}
-                self._workers[family].ask(self._descriptor, question)
+        """Carry out the plan: one atomic replace per family. Whether the plan still fits is asked
+        for all of them before the first is changed."""
+        if not self._fits(plan):
+            raise Stale("a rule went or moved while we looked at it", "Try again")
+        due = {family: made for family in Family if (made := steps(plan, family))}
+        for family in list(due)[1:]:
+            if self._workers[family].ask(self._descriptor, {})["digest"] != self._digests[family]:
+                raise Stale("our chains changed while we looked at them", "Try again")
+        for family, made in due.items():
+            question: Json = {"steps": made, "digest": self._digests[family]}
+            self._workers[family].ask(self._descriptor, question)
+
+    def _fits(self, plan: Plan) -> bool:
+        """Whether what the plan rewrites stands where it says, at the last look: the digest tells
+        only what came after that."""
+        if plan.table is Table.DELETE:
+            return True
+        there = {(live.rule, live.handle) for live in self._seen.live}
+        olds = (*plan.remove, *(live for live, _ in plan.change))
+        return all(
+            (old.rule, old.handle) in there if isinstance(old, Live) else old in self._seen.foreign
+            for old in olds
+        )
 
     def close(self) -> None:
         """Nothing is held: the workers leave the namespace after each request."""

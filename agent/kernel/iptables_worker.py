@@ -98,13 +98,26 @@ def _listing(table: Any, family: str) -> Json:
         for place, rule in enumerate(chain.rules):
             if ours:
                 chains[chain.name].append(_decoded(rule, family))
-            elif rule.target is not None and rule.target.name.startswith(PREFIX):
+            elif _is_jump(rule, chain.name, family):
                 jumps.setdefault(rule.target.name, []).append(place)
             else:
                 others += 1
     content = json.dumps([{c: [_plain(r) for r in rs] for c, rs in chains.items()}, jumps])
     digest = sha256(content.encode()).hexdigest()
     return {"chains": chains, "jumps": jumps, "others": others, "digest": digest}
+
+
+def _is_jump(rule: Any, built_in: str, family: str) -> bool:
+    """Whether it is the jump to our chain that we make there. Others are the business of those who
+    made them: they may stand in any chain, and under any condition."""
+    name = PREFIX + built_in
+    if rule.target is None or rule.target.name != name:
+        return False
+    return _plain(_decoded(rule, family)) == _jump(name)
+
+
+def _jump(name: str) -> Json:
+    return {"comment": {"comment": JUMP_COMMENT}, "target": name}
 
 
 def _decoded(rule: Any, family: str) -> Json:
@@ -120,9 +133,8 @@ def _ensure(table: Any, family: str, name: str, built_in: str) -> None:
     if not table.is_chain(name):
         table.create_chain(name)
     hook = iptc.Chain(table, built_in)
-    if not any(rule.target is not None and rule.target.name == name for rule in hook.rules):
-        jump = {"comment": {"comment": JUMP_COMMENT}, "target": name}
-        hook.insert_rule(iptc.easy.encode_iptc_rule(jump, ipv6=family == "ip6"))
+    if not any(_is_jump(rule, built_in, family) for rule in hook.rules):
+        hook.insert_rule(iptc.easy.encode_iptc_rule(_jump(name), ipv6=family == "ip6"))
 
 
 def _delete(table: Any, _family: str, name: str, place: int) -> None:

@@ -14,9 +14,14 @@ class Namespace(Protocol):
     backend: str
     reason: str
 
+    @property
+    def identity(self) -> object:
+        """The same for two names of one namespace."""
+
     def surroundings(self) -> Surroundings: ...
     def observe(self, sysctls: Iterable[str] = ()) -> Observed: ...
     def commit(self, plan: Plan) -> None: ...
+    def exclusive(self) -> AbstractContextManager[None]: ...
 
 
 class Kernel(Protocol):

@@ -5,13 +5,15 @@
 They carry a prefix of their own and are removed at the end, also after a failure.
 """
 
+import errno
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import IPv4Interface, IPv6Interface
 
-from pyroute2 import IPRoute, netns
+from pyroute2 import IPRoute, NetlinkError, netns
 
+from agent.errors import NotPermitted
 from agent.kernel import sysctl
 from agent.kernel.netns import inside, opened
 from rules.model import Family, InterfaceAddress
@@ -41,7 +43,7 @@ class Lab(Value):
 def built(prefix: str, families: tuple[Family, ...] = tuple(Family)) -> Iterator[Lab]:
     """The three namespaces, wired; the pod side has addresses of these families only."""
     lab = Lab(f"{prefix}-client", f"{prefix}-pod", f"{prefix}-guest")
-    with ExitStack() as stack:
+    with _permitted(), ExitStack() as stack:
         for name in (lab.client, lab.pod, lab.guest):
             netns.create(name)
             stack.callback(netns.remove, name)
@@ -64,6 +66,19 @@ def built(prefix: str, families: tuple[Family, ...] = tuple(Family)) -> Iterator
             for gateway in GATEWAY:
                 ip.route("add", dst=_everywhere(gateway), gateway=str(gateway.ip))
         yield lab
+
+
+@contextmanager
+def _permitted() -> Iterator[None]:
+    try:
+        yield
+    except (NetlinkError, PermissionError) as error:
+        if isinstance(error, NetlinkError) and error.code != errno.EPERM:
+            raise
+        raise NotPermitted(
+            f"may not build a network ({error})",
+            "It takes CAP_SYS_ADMIN and CAP_NET_ADMIN",
+        ) from error
 
 
 def _trust_addresses(name: str) -> None:

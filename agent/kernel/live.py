@@ -1,5 +1,8 @@
 """The kernel of this machine, a namespace at a time: what reconcile observes and commits to."""
 
+import fcntl
+import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -11,6 +14,8 @@ from rules.model import Observed, Surroundings
 from rules.plan import Plan, Table
 from rules.values import replace
 
+PATIENCE = 5.0  # seconds to wait for another of us in the same namespace
+
 
 class LiveNamespace:
     """An opened namespace; closing it lets it die if it must."""
@@ -21,6 +26,8 @@ class LiveNamespace:
         with self._inside():
             self._backends = chosen(backend, descriptor, workers)
         self.backend, self.reason = self._backends.name, self._backends.reason
+        status = os.fstat(descriptor)
+        self.identity = (status.st_dev, status.st_ino)
 
     def surroundings(self) -> Surroundings:
         with self._inside():
@@ -47,6 +54,22 @@ class LiveNamespace:
         if plan.leftovers and self._backends.other:
             gone = Plan(netns=plan.netns, table=Table.DELETE, remove=plan.leftovers)
             self._backends.other.commit(gone)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Others of us wait their turn. It is a courtesy: whoever can open the namespace can hold
+        its lock, so after a while we go on without, and a lost race is a stale commit as ever."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.005)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
         self._backends.close()

@@ -5,7 +5,7 @@ refuses a whole commit for one stale handle.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from agent.errors import NoNamespace, Stale
 from rules.model import Foreign, Live, Observed, Rule, Surroundings
@@ -18,6 +18,10 @@ class MemoryNamespace:
 
     backend = "memory"
     reason = "it is all there is"
+
+    @property
+    def identity(self) -> object:
+        return id(self)
 
     def __init__(self, surroundings: Surroundings) -> None:
         self.held = Observed()
@@ -36,6 +40,9 @@ class MemoryNamespace:
         held = self._changed(plan)
         self.settings |= {change.name: change.after for change in plan.sysctls}
         self.held = held
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def insert(self, rule: Rule | Foreign) -> None:
         """What a stranger does: puts a rule into our table."""

@@ -97,6 +97,8 @@ def _path(netns: str) -> Path:
 
 
 def _missing(netns: str) -> NoNamespace:
+    if netns.startswith("pid:") or netns.isdecimal():
+        return NoNamespace(f"there is no process or network namespace {netns}")
     fix = f"Create it (ip netns add {netns})" if "/" not in netns else "Create it"
     return NoNamespace(
         f"there is no network namespace {netns}",

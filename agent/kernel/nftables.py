@@ -5,6 +5,7 @@ be shared between threads.
 """
 
 import ctypes
+import os
 import socket
 import struct
 
@@ -53,6 +54,8 @@ class Nftables:
         passed since the last look, the same as then, counters included."""
         try:
             generation = self._generation()
+        except PermissionError as error:  # libnftables would write to the terminal by itself
+            raise failure(os.strerror(error.errno or 0), Table.KEEP) from error
         except OSError:
             return self._list()  # which says what is wrong, and what to do about it
         if self._seen is None or self._seen[0] != generation:

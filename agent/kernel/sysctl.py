@@ -31,7 +31,7 @@ def write(name: str, value: str) -> None:
             raise
         raise NotPermitted(
             f"may not set {name}={value}: {error.strerror}",
-            "Run as root with /proc/sys writable, or set it yourself beforehand.",
+            "Run as root with /proc/sys writable, or set it yourself beforehand",
         ) from error
 
 

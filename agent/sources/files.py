@@ -72,6 +72,7 @@ def load(paths: Sequence[str], stdin: Callable[[], bytes], *, netns: str | None 
             findings.problems.append(_unreadable(error).problem(_label(name)))
         else:
             _take(findings, _label(name), text, netns)
+    _leave_to_instances(findings)
     findings.problems += _duplicates(findings.machines)
     bad = {problem.file for problem in findings.problems}
     return Snapshot(
@@ -212,6 +213,23 @@ def nearest_line(lines: Lines, path: Path) -> int:
     while path not in lines:
         path = path[:-1]
     return lines[path]
+
+
+def _leave_to_instances(findings: _Findings) -> None:
+    """Of a VirtualMachine and its running instance, as `kubectl get vm,vmi` lists them, only the
+    instance counts: it is what runs."""
+    running = {
+        (machine.namespace, machine.name)
+        for _, machine in findings.machines
+        if machine.kind == "VirtualMachineInstance"
+    }
+    kept: list[tuple[str, Machine]] = []
+    for file, machine in findings.machines:
+        if machine.kind == "VirtualMachine" and (machine.namespace, machine.name) in running:
+            findings.skipped.append(f"{machine.origin}: {machine} is left to its running instance")
+        else:
+            kept.append((file, machine))
+    findings.machines = kept
 
 
 def _duplicates(machines: Iterable[tuple[str, Machine]]) -> list[Problem]:

@@ -24,8 +24,7 @@ Lines = dict[Path, int]
 
 MOST_VALUES = 1_000_000
 DEEPEST = 100
-_LONGEST_INTEGER = 20  # beyond 64 bits, where readers give up in different ways
-_LONGEST_FLOAT = 400
+_LONGEST_NUMBER = 400  # more digits than any number has that is worth telling wrong
 
 _WORDS = {
     spelling: meaning
@@ -81,10 +80,10 @@ def resolve(text: str) -> object:
     if text[0] not in _NUMBER_STARTS:
         return text
     if _INTEGER.fullmatch(text):
-        return int(text) if len(text) <= _LONGEST_INTEGER else OddNumeral(text)
+        return int(text) if len(text) <= _LONGEST_NUMBER else OddNumeral(text)
     if _ODD.fullmatch(text):
         return OddNumeral(text)
-    if len(text) <= _LONGEST_FLOAT and _FLOAT.fullmatch(text):
+    if len(text) <= _LONGEST_NUMBER and _FLOAT.fullmatch(text):
         return float(text)
     return _NOT_FINITE.get(text, text)
 

@@ -1,6 +1,8 @@
 """The entry to the manifests: a plain document, as YAML or JSON gives it, is taken apart if it is
 a List, and each object in it goes to the reader of its kind."""
 
+from collections.abc import Mapping
+
 from rules.manifests.fields import Fields
 from rules.manifests.virtual_machine import KINDS, read_machine
 from rules.model import Machine
@@ -11,6 +13,9 @@ from rules.values import Value
 MOST_ENTRIES = 131072
 _GROUP = "kubevirt.io"
 _VERSIONS = ("v1", "v1alpha1", "v1alpha2", "v1alpha3", "v1beta1")
+
+
+_FOLDED_KINDS = {kind.casefold(): kind for kind in KINDS}
 
 
 class Skipped(Value):
@@ -69,18 +74,23 @@ def _objects(document: object, problems: list[Problem]) -> list[Fields]:
     if not isinstance(document, dict):
         problems.append(_no_object((), document))
         return []
-    if document.get("kind") != "List":
+    if not _is_list(document):
         return [Fields(document, (), [])]
     whole = Fields(document, (), problems)
     if "items" not in document:
         whole.missing("items", "the objects of the List")
     objects = []
     for fields in whole.mappings("items"):
-        if fields.values.get("kind") == "List":
+        if _is_list(fields.values):
             fields.problem("nested-list", "is a List inside a List", "Put its items in its place.")
         elif fields.values:
             objects.append(Fields(fields.values, fields.path, []))
     return objects
+
+
+def _is_list(document: Mapping[object, object]) -> bool:
+    """Whether it is a List, or one of one kind as the API itself answers: VirtualMachineList."""
+    return document.get("kind") in ("List", *(f"{kind}List" for kind in KINDS))
 
 
 def _no_object(path: Path, value: object) -> Problem:
@@ -97,6 +107,14 @@ def _kind(fields: Fields) -> str | None:
     kind = fields.string("kind", required=True)
     if kind == "":
         fields.missing("kind", "the kind of the object, such as VirtualMachine")
+    elif kind is not None and kind not in KINDS and kind.casefold() in _FOLDED_KINDS:
+        fields.problem(
+            "unknown-kind",
+            "is not a kind, but nearly one",
+            f"Write {_FOLDED_KINDS[kind.casefold()]}.",
+            at=("kind",),
+            value=kind,
+        )
     return kind
 
 

@@ -155,6 +155,9 @@ def nearest(key: str, known: Iterable[str], closeness: float = 0.6) -> str:
     by_fold = {folded(name): name for name in known}
     if folded(key) in by_fold:
         return by_fold[folded(key)]
+    begun = [name for fold, name in by_fold.items() if fold.startswith(folded(key))]
+    if len(begun) == 1:
+        return begun[0]
     import difflib  # slow to load, and only bad manifests need it
 
     close = difflib.get_close_matches(folded(key), by_fold, n=1, cutoff=closeness)

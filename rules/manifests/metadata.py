@@ -100,14 +100,16 @@ class Annotations:
     def _take(self, annotations: Fields, key: str, value: object) -> None:
         if not is_ours(key):
             if key.startswith((PREFIX, ENDS_PREFIX)) or nearest(key, OURS, 0.9):
-                annotations.unknown(key, (*OURS, f"{PORT_END}<port name>"))
+                close = nearest(key, OURS, 0.9)
+                annotations.unknown(key, (close,) if close else (*OURS, f"{PORT_END}<port name>"))
             return
         text = as_text(value)
         if text is None:
             annotations.problem(
                 "not-a-string", "must be a string", "Put it in quotes.", at=(key,), value=value
             )
-        self.texts.setdefault(key, (text or "", (*annotations.path, key)))
+            return
+        self.texts.setdefault(key, (text, (*annotations.path, key)))
 
     def problem(self, key: str, code: str, what: str, fix: str, value: object = None) -> None:
         """Note what is wrong with an annotation, or with the part of it that is given."""
@@ -128,7 +130,8 @@ def is_ours(key: str) -> bool:
 def netns(annotations: Annotations) -> str | None:
     """The namespace an annotation names, by name or by absolute path."""
     text = annotations.text(NETNS)
-    if text is not None and not (is_absolute_path(text) or is_file_name(text)):
+    named = text is not None and is_file_name(text) and not text.startswith("pid:")
+    if text is not None and not (is_absolute_path(text) or named):
         annotations.problem(
             NETNS,
             "bad-annotation",

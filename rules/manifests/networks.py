@@ -4,7 +4,7 @@ is ours to forward to, and what is not."""
 from collections.abc import Iterable
 from ipaddress import IPv4Network, IPv6Network, ip_network
 
-from rules.manifests.fields import Fields
+from rules.manifests.fields import Fields, nearest
 from rules.manifests.metadata import is_special
 from rules.manifests.ports import misplaced
 from rules.problems import dotted, shown
@@ -31,6 +31,7 @@ NETWORK_TYPES = {
     "resource": "resource network: its device plugin connects the guest, without translation",
 }
 MODELS = ("e1000", "e1000e", "igb", "ne2k_pci", "pcnet", "rtl8139", "virtio")
+POD_KEYS = ("vmNetworkCIDR", "vmIPv6NetworkCIDR")
 CIDRS = (("vmNetworkCIDR", 4, "10.0.2.0/24"), ("vmIPv6NetworkCIDR", 6, "fd10:0:2::/120"))
 
 _NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
@@ -172,7 +173,14 @@ def pairs(interfaces: list[Part], networks: list[Part]) -> list[tuple[Part, Part
 
 def reason(interface: Part, network: Part) -> str:
     """Why an interface other than masquerade on a pod network gets no rule from us."""
+    if is_unplugged(interface):
+        return "state: absent: the interface is being unplugged"
     return NETWORK_TYPES[network.kind or ""] or BINDINGS[interface.kind or ""]
+
+
+def is_unplugged(interface: Part) -> bool:
+    """Whether an interface is on its way out of a running machine."""
+    return interface.fields.values.get("state") == "absent"
 
 
 def _by_name(parts: Iterable[Part]) -> dict[str, Part]:
@@ -249,6 +257,9 @@ def _is_pods_own(network: Fields) -> bool:
 
 
 def _vm_networks(pod: Fields) -> list[Network]:
+    for key in pod.values:
+        if isinstance(key, str) and key not in POD_KEYS and nearest(key, POD_KEYS, 0.75):
+            pod.unknown(key, POD_KEYS)
     read = [_vm_network(pod, *cidr) for cidr in CIDRS]
     return [one for one in read if one]
 

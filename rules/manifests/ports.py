@@ -67,10 +67,9 @@ def near_misses(interface: Fields) -> None:
     """Note keys that were meant to be ports or portRanges: without them, every port is open."""
     for key in interface.values:
         if isinstance(key, str) and key not in _INTERFACE_KEYS:
-            if "port" in folded(key):
-                close = "portRanges" if "range" in folded(key) else "ports"
-            else:
-                close = nearest(key, ("ports", "portRanges"), 0.75)
+            close = nearest(key, ("ports", "portRanges"), 0.75)
+            if not close and "port" in folded(key):
+                close = "ports"
             if close:
                 interface.problem(
                     "unknown-key",

@@ -70,7 +70,7 @@ def _attachments(
     ours: Masquerade | None = None
     not_ours: list[NotOurs] = []
     for interface, network in networks.pairs(interfaces, nets):
-        if interface.kind == "masquerade":
+        if interface.kind == "masquerade" and not networks.is_unplugged(interface):
             ours = Masquerade(
                 name=interface.name or "",
                 entry=entry,

@@ -6,6 +6,8 @@ A new backend is a class with these methods and a line in ARENAS.
 
 from __future__ import annotations
 
+import itertools
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,7 +15,6 @@ from ipaddress import IPv4Address
 from typing import Protocol
 
 from agent.kernel.kinds import Kernel, Namespace
-from agent.kernel.live import LiveKernel
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
 from agent.kernel.netns import inside, opened
 from rules.model import Chain, Family, Foreign, Live, Observed, Rule
@@ -21,7 +22,20 @@ from rules.model import Protocol as Transport
 from rules.nft import statement
 from rules.trace import Packet, trace
 from rules.values import replace
-from tests.spaces import SURROUNDINGS, emptied, nft, pod
+from rules.xtables import name as legacy_chain
+from rules.xtables import statement as legacy_statement
+from tests.spaces import (
+    IPTABLES,
+    LEGACY,
+    NFTABLES,
+    SURROUNDINGS,
+    emptied,
+    kernel,
+    legacy,
+    nft,
+    pod,
+    within,
+)
 
 
 class Arena(Protocol):
@@ -29,6 +43,13 @@ class Arena(Protocol):
 
     name: str
     kernel: Kernel
+    many: int  # ranges that it can take at once without keeping us waiting
+
+    def identity(self, live: Live) -> int:
+        """What tells a rule from another that was written in its place."""
+
+    def brand(self) -> None:
+        """Give every rule an identity, where they have none by themselves."""
 
     def reset(self) -> None:
         """Begin anew, with nothing in it."""
@@ -59,9 +80,16 @@ class MemoryArena:
     """In the kernel in memory."""
 
     name = "memory"
+    many = 5000
 
     def __init__(self) -> None:
         self.reset()
+
+    def identity(self, live: Live) -> int:
+        return live.handle
+
+    def brand(self) -> None:
+        """A handle is never given twice."""
 
     def reset(self) -> None:
         self._space = MemoryNamespace(SURROUNDINGS)
@@ -104,15 +132,36 @@ def _takes(rule: Rule, port: int) -> bool:
     return trace([rule], Chain.OUTPUT, packet) is rule
 
 
-class NftablesArena:
+class LiveArena:
     """In a namespace of this machine."""
 
-    def __init__(self, name: str) -> None:
+    many = 5000
+
+    def __init__(self, name: str, backend: str) -> None:
         self.name = name
-        self.kernel: Kernel = LiveKernel()
+        self.kernel: Kernel = kernel(backend)
 
     def reset(self) -> None:
         emptied(self.name)
+
+    def identity(self, live: Live) -> int:
+        return live.handle
+
+    def brand(self) -> None:
+        """A handle is never given twice."""
+
+    def knock(self, port: int) -> None:
+        with opened(self.name) as descriptor, inside(descriptor, self.name):
+            sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        with sender:
+            sender.sendto(b"knock", ("127.0.0.1", port))
+
+
+class NftablesArena(LiveArena):
+    """Where nftables holds our rules."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, NFTABLES)
 
     def write(self, rule: Rule) -> None:
         nft(self.name, f"add rule inet portranger {rule.chain.value} {statement(rule)}")
@@ -134,11 +183,57 @@ class NftablesArena:
     def drop(self) -> None:
         nft(self.name, "delete table inet portranger")
 
-    def knock(self, port: int) -> None:
-        with opened(self.name) as descriptor, inside(descriptor, self.name):
-            sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        with sender:
-            sender.sendto(b"knock", ("127.0.0.1", port))
+
+class IptablesArena(LiveArena):
+    """Where the legacy tables hold them. A handle is a place there, and places shift; so rules are
+    known by numbers that we write into their counters, which a rewritten rule would lose."""
+
+    many = 500
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, IPTABLES)
+
+    def identity(self, live: Live) -> int:
+        return live.packets
+
+    def brand(self) -> None:
+        numbers = itertools.count(1000)
+        for command in LEGACY.values():
+            text = within(self.name, f"{command}-save", "-c", "-t", "nat")
+            marked = re.sub(
+                r"^\[\d+:\d+\] -A PORTRANGER-",
+                lambda _: f"[{next(numbers)}:0] -A PORTRANGER-",
+                text,
+                flags=re.MULTILINE,
+            )
+            if marked != text:
+                within(self.name, f"{command}-restore", "-w", "-c", stdin=marked)
+
+    def write(self, rule: Rule) -> None:
+        self._do(rule, f"-A {legacy_chain(rule.chain)} {legacy_statement(rule)}")
+
+    def scribble(self) -> None:
+        legacy(
+            self.name,
+            "-I PORTRANGER-PREROUTING -p tcp -m tcp --dport 99 -j ACCEPT",
+            families=[Family.IP],
+        )
+
+    def rewrite(self, old: Live, new: Rule) -> None:
+        place = f"{legacy_chain(old.rule.chain)} {old.handle + 1}"
+        self._do(old.rule, f"-R {place} {legacy_statement(new)}")
+
+    def erase(self, live: Live) -> None:
+        self._do(live.rule, f"-D {legacy_chain(live.rule.chain)} {legacy_statement(live.rule)}")
+
+    def flush(self) -> None:
+        legacy(self.name, "-F")
+
+    def drop(self) -> None:
+        legacy(self.name, "-F", "-X")
+
+    def _do(self, rule: Rule, line: str) -> None:
+        legacy(self.name, line, families=[rule.family])
 
 
 @contextmanager
@@ -152,9 +247,16 @@ def nftables() -> Iterator[Arena]:
         yield NftablesArena(name)
 
 
+@contextmanager
+def iptables() -> Iterator[Arena]:
+    with pod() as name:
+        yield IptablesArena(name)
+
+
 ARENAS: dict[str, Callable[[], AbstractContextManager[Arena]]] = {
     "memory": memory,
-    "nftables": nftables,
+    NFTABLES: nftables,
+    IPTABLES: iptables,
 }
 
 

@@ -176,7 +176,9 @@ class ListedTable:
         for command in json.loads(json.dumps(commands)):
             ((verb, target),) = command.items()
             ((kind, value),) = target.items()
-            if verb == "add":
+            if verb == "create":
+                assert not any(kind in entry for entry in self.entries)
+            if verb in ("add", "create"):
                 self._add(kind, value)
             else:
                 self._delete(kind, value)

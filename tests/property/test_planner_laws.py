@@ -153,12 +153,12 @@ def test_from_inside_the_same_ports_are_forwarded_wherever_there_is_a_gateway(
 ) -> None:
     oracle = naive([machine for machine in machines if has_gateway(machine)])
     inside = in_chain(desire(machines, None), Chain.OUTPUT)
-    for family, loopback in LOOPBACK.items():
-        for protocol in Protocol:
-            for port in PORTS:
-                packet = Packet(family=family, protocol=protocol, port=port, destination=loopback)
-                rule = trace(inside, Chain.OUTPUT, packet)
-                assert (rule is not None) == ((protocol, port) in oracle)
+    assert {rule.family for rule in inside} <= {Family.IP}  # there is no way back to ::1
+    for protocol in Protocol:
+        for port in PORTS:
+            packet = Packet(family=Family.IP, protocol=protocol, port=port, destination=LOOPBACK)
+            rule = trace(inside, Chain.OUTPUT, packet)
+            assert (rule is not None) == ((protocol, port) in oracle)
 
 
 def has_gateway(machine: Machine) -> bool:

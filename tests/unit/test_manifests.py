@@ -764,12 +764,29 @@ def test_every_bad_annotation_is_a_problem(
 
 
 def test_annotations_place_the_machine() -> None:
-    metadata = annotated(netns="/run/netns/blue", interface="ens3", address="192.0.2.1,2001:4::1")
+    metadata = annotated(netns="blue", interface="ens3", address="192.0.2.1,2001:4::1")
     machine = only(read(vmi(metadata=metadata)))
-    assert machine.netns == "/run/netns/blue"
+    assert machine.netns == "blue"
     assert machine.masquerade
     assert machine.masquerade.entry == "ens3"
-    assert only(read(vmi(metadata=annotated(netns="blue")))).netns == "blue"
+
+
+@pytest.mark.parametrize(
+    ("written", "netns"),
+    [
+        pytest.param("/run/netns/blue", "blue", id="a name as a path"),
+        pytest.param("/var/run/netns/blue", "blue", id="the same by its old path"),
+        pytest.param("/proc/7/ns/net", "/proc/7/ns/net", id="a path to something else"),
+        pytest.param("/run/netns/a/b", "/run/netns/a/b", id="a path below, which is no name"),
+    ],
+)
+def test_a_namespace_has_one_spelling(written: str, netns: str) -> None:
+    assert only(read(vmi(metadata=annotated(netns=written)))).netns == netns
+    assert only(read(vmi(), netns=written)).netns == netns
+
+
+def test_a_path_out_of_the_directory_of_namespaces_is_no_name() -> None:
+    assert only(read(vmi(), netns="/run/netns/..")).netns == "/run/netns/.."
 
 
 def test_the_namespace_given_by_the_caller_comes_first() -> None:

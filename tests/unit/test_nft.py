@@ -159,15 +159,15 @@ def test_nothing_to_do_is_no_transaction() -> None:
 def test_a_first_plan_makes_table_chains_and_rules_in_that_order() -> None:
     plan = diff("blue", want(forward(), egress()), Observed())
     assert [gist(command) for command in encode(plan)] == [
-        "add table portranger",
+        "create table portranger",
         "add chain prerouting",
         "add chain postrouting",
         "add rule prerouting",
         "add rule postrouting",
     ]
-    assert encode(plan)[0] == ADD_TABLE
+    assert encode(plan)[0] == {"create": ADD_TABLE["add"]}  # which a table that is there refuses
     assert script(plan) == (
-        "add table inet portranger\n"
+        "create table inet portranger\n"
         "add chain inet portranger prerouting"
         " { type nat hook prerouting priority -101; policy accept; }\n"
         "add chain inet portranger postrouting"

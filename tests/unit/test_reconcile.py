@@ -22,6 +22,9 @@ STRANGER = Foreign("prerouting", 0, "accept")
 class Hindered:
     """A namespace in which a stranger acts before each of the first commits."""
 
+    backend = "memory"
+    reason = "this is a test"
+
     def __init__(self, times: int) -> None:
         self.inner = MemoryNamespace(POD)
         self.left = times
