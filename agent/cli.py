@@ -9,6 +9,7 @@ from agent.commands.plan import OUTPUTS
 from agent.console import this_process
 from agent.errors import Usage
 from agent.kernel.kinds import Kernel
+from agent.sources.files import MOST_ENTRIES
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -64,6 +65,17 @@ files = click.option(
 )
 
 
+most = click.option(
+    "--max-ranges",
+    "most",
+    type=click.IntRange(min=1),
+    default=MOST_ENTRIES,
+    show_default=True,
+    metavar="N",
+    help="Refuse an interface that declares more ports and ranges than this.",
+)
+
+
 def _not_empty(_context: object, _option: object, value: Any) -> Any:
     if value == "" or (isinstance(value, tuple) and "" in value):
         raise click.BadParameter("is empty: write a name, a path or pid:N.")
@@ -112,15 +124,17 @@ def portranger() -> None:
 
 @portranger.command()
 @files
-def validate(paths: tuple[str, ...]) -> int:
+@most
+def validate(paths: tuple[str, ...], most: int) -> int:
     """Check manifests: every problem in them, or that all are valid."""
     from agent.commands.validate import validate as command
 
-    return command(paths, this_process())
+    return command(paths, this_process(), most=most)
 
 
 @portranger.command()
 @files
+@most
 @one_netns
 @click.option(
     "--against",
@@ -142,6 +156,7 @@ def plan(**options: Any) -> int:
         this_process(options["color"]),
         kernel=_kernel(backend_for(options)) if options["against"] == "live" else None,
         netns=options["netns"],
+        most=options["most"],
         output=options["output"],
         detailed=options["detailed_exitcode"],
         verbose=options["verbose"],
@@ -150,6 +165,7 @@ def plan(**options: Any) -> int:
 
 @portranger.command()
 @files
+@most
 @one_netns
 @backend
 @color
@@ -163,6 +179,7 @@ def apply(**options: Any) -> int:
         this_process(options["color"]),
         kernel=_kernel(options["backend"]),
         netns=options["netns"],
+        most=options["most"],
         confirm=_confirm(options["yes"]),
     )
 

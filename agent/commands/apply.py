@@ -7,18 +7,19 @@ from agent.console import Console
 from agent.errors import Failure, TryAgain
 from agent.kernel.kinds import Kernel
 from agent.reconcile import converge
-from agent.sources.files import load
+from agent.sources.files import MOST_ENTRIES, load
 
 
-def apply(
+def apply(  # noqa: PLR0913 - the options of the command
     paths: Sequence[str],
     console: Console,
     *,
     kernel: Kernel,
     netns: str | None = None,
+    most: int = MOST_ENTRIES,
     confirm: Callable[[str], bool],
 ) -> int:
-    snapshot = load(paths, console.stdin, netns=netns)
+    snapshot = load(paths, console.stdin, netns=netns, most=most)
     if reported(snapshot, console):
         console.warn("Nothing was applied: mend the manifests first.")
         return BAD_MANIFEST

@@ -15,7 +15,7 @@ from agent.commands.common import (
 )
 from agent.console import Console
 from agent.errors import Usage
-from agent.sources.files import load
+from agent.sources.files import MOST_ENTRIES, load
 from rules.plan import Plan
 from rules.render import plan_json, summary
 
@@ -32,11 +32,12 @@ def plan(  # noqa: PLR0913 - the options of the command
     *,
     kernel: "Kernel | None",
     netns: str | None = None,
+    most: int = MOST_ENTRIES,
     output: str = "text",
     detailed: bool = False,
     verbose: bool = False,
 ) -> int:
-    snapshot = load(paths, console.stdin, netns=netns)
+    snapshot = load(paths, console.stdin, netns=netns, most=most)
     problems = reported(snapshot, console)
     if problems:
         if output == "json":

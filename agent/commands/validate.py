@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from agent.commands.common import BAD_MANIFEST, OK, reported
 from agent.console import Console
-from agent.sources.files import load
+from agent.sources.files import MOST_ENTRIES, load
 
 
-def validate(paths: Sequence[str], console: Console) -> int:
-    snapshot = load(paths, console.stdin)
+def validate(paths: Sequence[str], console: Console, *, most: int = MOST_ENTRIES) -> int:
+    snapshot = load(paths, console.stdin, most=most)
     if reported(snapshot, console):
         return BAD_MANIFEST
     console.say(f"{snapshot.count} manifests, all valid")

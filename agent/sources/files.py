@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Iterable, Sequence
 
 from agent.sources import json_text
-from rules.manifests import read
+from rules.manifests import MOST_ENTRIES, read
 from rules.model import Machine
 from rules.problems import Path, Problem, printable
 from rules.values import Value, replace
@@ -60,8 +60,15 @@ class _UnusableError(Exception):
         return Problem(code=self.code, path=(), what=self.what, fix=self.fix, file=file)
 
 
-def load(paths: Sequence[str], stdin: Callable[[], bytes], *, netns: str | None = None) -> Snapshot:
-    """Read every path; `-` is standard input, a directory the manifests directly in it."""
+def load(
+    paths: Sequence[str],
+    stdin: Callable[[], bytes],
+    *,
+    netns: str | None = None,
+    most: int = MOST_ENTRIES,
+) -> Snapshot:
+    """Read every path; `-` is standard input, a directory the manifests directly in it. `most` is
+    how many ports and ranges one interface may declare."""
     findings = _Findings()
     for name in _each_once(paths):
         try:
@@ -71,7 +78,7 @@ def load(paths: Sequence[str], stdin: Callable[[], bytes], *, netns: str | None 
         except (OSError, ValueError) as error:
             findings.problems.append(_unreadable(error).problem(_label(name)))
         else:
-            _take(findings, _label(name), text, netns)
+            _take(findings, _label(name), text, netns, most)
     _leave_to_instances(findings)
     findings.problems += _duplicates(findings.machines)
     bad = {problem.file for problem in findings.problems}
@@ -168,7 +175,7 @@ def _unreadable(error: Exception) -> _UnusableError:
     )
 
 
-def _take(findings: _Findings, file: str, text: str, netns: str | None) -> None:
+def _take(findings: _Findings, file: str, text: str, netns: str | None, most: int) -> None:
     """Read the documents of one text, and say of everything in them where it is."""
     documents, problems, lines_of = _parse(text)
     lines: list[Lines] = []
@@ -183,7 +190,7 @@ def _take(findings: _Findings, file: str, text: str, netns: str | None) -> None:
     located = [problem.at(file, problem.line) for problem in problems]
     told = {(problem.path, problem.line) for problem in problems if problem.code in _SPOILS}
     for index, (document, _) in enumerate(documents):
-        reading = read(document, netns=netns)
+        reading = read(document, netns=netns, limit=most)
         for problem in reading.problems:
             line = locate(index, problem.path)
             if (problem.path, line) not in told:

@@ -2,6 +2,6 @@
 code from `CODES`, a path, and what to write instead."""
 
 from rules.manifests.codes import CODES
-from rules.manifests.documents import Reading, Skipped, read
+from rules.manifests.documents import MOST_ENTRIES, Reading, Skipped, read
 
-__all__ = ["CODES", "Reading", "Skipped", "read"]
+__all__ = ["CODES", "MOST_ENTRIES", "Reading", "Skipped", "read"]

@@ -28,8 +28,11 @@ from rules.model import (
     Surroundings,
 )
 from rules.nft import Json, decode
+from rules.plan import Plan
 from rules.ports import HIGHEST, LOWEST, PortRange
 from rules.values import replace
+from rules.xtables import PREFIX, Step, script, steps
+from rules.xtables import decode as decode_chains
 from tests.unit.samples import BRIDGE, ETH0, LO, link, machine, space
 
 # ---------------------------------------------------------------------------------------- ports
@@ -212,10 +215,128 @@ class ListedTable:
         return decode([{"metainfo": {"json_schema_version": 1}}, *self.entries])
 
 
+THEIRS = "a rule of somebody else"
+
+
+class ListedChains:
+    """The nat table of one family as the worker handles it: places, jumps, and others' rules."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self.chains: dict[str, list[Any]] = {
+            chain.value.upper(): [THEIRS, THEIRS] for chain in Chain
+        }
+        self.count = 0
+
+    def run(self, due: list[Step]) -> None:
+        for step, *details in json.loads(json.dumps(due)):
+            {
+                "ensure": self._ensure,
+                "delete": self._delete,
+                "append": self._append,
+                "drop": self._drop,
+            }[step](*details)
+
+    def restore(self, text: str) -> None:
+        """What iptables-restore --noflush does with a script; a rule is the words that made it."""
+        first, *lines, last = text.splitlines()
+        assert (first, last) == ("*nat", "COMMIT")
+        for line in lines:
+            flag, command, name, *words = line.split(" ")
+            if flag != {Family.IP: "-4", Family.IP6: "-6"}[self.family]:
+                continue
+            rule = words[-1] if words[-1:] and words[-1].startswith(PREFIX) else " ".join(words)
+            if command == "-N":
+                assert name not in self.chains
+                self.chains[name] = []
+            elif command == "-I":
+                assert rule in self.chains
+                self.chains[name].insert(0, rule)
+            elif command == "-A":
+                self.chains[name].append(rule)
+            elif command == "-D" and rule.isdecimal():
+                self._delete(name, int(rule) - 1)
+            elif command == "-D":
+                self.chains[name].remove(rule)
+            elif command == "-F":
+                self.chains[name].clear()
+            else:
+                assert command == "-X"
+                self._make_away_with(name)
+
+    def _ensure(self, name: str, built_in: str) -> None:
+        self.chains.setdefault(name, [])
+        if name not in self.chains[built_in]:
+            self.chains[built_in].insert(0, name)
+
+    def _delete(self, name: str, place: int) -> None:
+        assert self.chains[name][place] != THEIRS
+        del self.chains[name][place]
+
+    def _append(self, name: str, rule: dict[str, Any]) -> None:
+        self.count += 1
+        listed = {key: f"{rule[key]}/{self._bits}" for key in ("src", "dst") if key in rule}
+        counters = {"counters": [self.count, 60 * self.count]}
+        self.chains[name].append(rule | listed | counters)
+
+    @property
+    def _bits(self) -> int:
+        return 32 if self.family is Family.IP else 128
+
+    def _drop(self) -> None:
+        ours = [name for name in self.chains if name.startswith(PREFIX)]
+        for rules in self.chains.values():
+            rules[:] = [rule for rule in rules if rule not in ours]
+        for name in ours:
+            self.chains[name].clear()
+            self._make_away_with(name)
+
+    def _make_away_with(self, name: str) -> None:
+        assert not any(name in rules for rules in self.chains.values())
+        assert self.chains.pop(name) == []
+
+    def listing(self) -> dict[str, Any]:
+        ours = {name: rules for name, rules in self.chains.items() if name.startswith(PREFIX)}
+        jumps = {
+            name: [place for place, rule in enumerate(rules) if rule == name]
+            for name in ours
+            for rules in [self.chains[name.removeprefix(PREFIX)]]
+            if name in rules
+        }
+        listed = {"chains": ours, "jumps": jumps}
+        plain = [[str(rule["target"]) for rule in rules] for rules in ours.values()]
+        return json.loads(json.dumps(listed | {"others": 6, "digest": str([plain, jumps])}))  # type: ignore[no-any-return]  # what a worker says
+
+
+class ListedFamilies:
+    """Both of them, as one backend."""
+
+    def __init__(self) -> None:
+        self.families = {family: ListedChains(family) for family in Family}
+
+    def __getitem__(self, family: Family) -> ListedChains:
+        return self.families[family]
+
+    def commit(self, plan: Plan) -> None:
+        for family, table in self.families.items():
+            table.run(steps(plan, family))
+
+    def restore(self, plan: Plan) -> None:
+        for table in self.families.values():
+            table.restore(script(plan))
+
+    def observed(self) -> Observed:
+        return decode_chains({f: table.listing() for f, table in self.families.items()})
+
+    def lists(self) -> list[list[Any]]:
+        return [rules for table in self.families.values() for rules in table.chains.values()]
+
+
 WORDS = """
     table chain rule set expr match counter dnat snat masquerade op left right meta key payload
     protocol field range addr family handle comment name flags == tcp udp ip ip6 ipv4 dport saddr
-    iifname prerouting output postrouting eth0 10.0.2.2 portranger
+    iifname prerouting output postrouting eth0 10.0.2.2 portranger src dst target counters DNAT
+    MASQUERADE in-interface out-interface to-destination to-source 22 1:30
 """
 words = st.sampled_from(WORDS.split())
 scalars = st.none() | st.booleans() | st.integers(-1, 70000) | st.floats(0, 9) | words | st.text()
