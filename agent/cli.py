@@ -9,7 +9,7 @@ from agent.commands.plan import OUTPUTS
 from agent.console import this_process
 from agent.errors import Usage
 from agent.kernel.kinds import Kernel
-from agent.sources.files import MOST_ENTRIES
+from rules.manifests import MOST_ENTRIES
 
 
 def run(arguments: Sequence[str]) -> int:

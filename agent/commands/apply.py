@@ -7,7 +7,8 @@ from agent.console import Console
 from agent.errors import Failure, TryAgain
 from agent.kernel.kinds import Kernel
 from agent.reconcile import converge
-from agent.sources.files import MOST_ENTRIES, load
+from agent.sources.files import load
+from rules.manifests import MOST_ENTRIES
 
 
 def apply(  # noqa: PLR0913 - the options of the command

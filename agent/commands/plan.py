@@ -15,7 +15,8 @@ from agent.commands.common import (
 )
 from agent.console import Console
 from agent.errors import Usage
-from agent.sources.files import MOST_ENTRIES, load
+from agent.sources.files import load
+from rules.manifests import MOST_ENTRIES
 from rules.plan import Plan
 from rules.render import plan_json, summary
 

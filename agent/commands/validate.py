@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from agent.commands.common import BAD_MANIFEST, OK, reported
 from agent.console import Console
-from agent.sources.files import MOST_ENTRIES, load
+from agent.sources.files import load
+from rules.manifests import MOST_ENTRIES
 
 
 def validate(paths: Sequence[str], console: Console, *, most: int = MOST_ENTRIES) -> int:
