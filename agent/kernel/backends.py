@@ -52,11 +52,11 @@ def chosen(asked: str, descriptor: int, workers: Workers) -> Backends:
         if asked == NFTABLES or legacy is None:
             raise
         return Backends(IPTABLES, f"nftables cannot be used: {missing}", legacy, None)
+    legacy, unreadable = _usable(legacy)
     if asked == NFTABLES:
-        return Backends(NFTABLES, "asked for", modern, _usable(legacy))
+        return Backends(NFTABLES, "asked for", modern, legacy)
     if ours:
-        return Backends(NFTABLES, "our table is there", modern, _usable(legacy))
-    legacy = _usable(legacy)
+        return Backends(NFTABLES, "our table is there", modern, legacy)
     if legacy is not None:
         if legacy.observe().table:
             return Backends(IPTABLES, "our chains are in the legacy tables", legacy, modern)
@@ -64,6 +64,8 @@ def chosen(asked: str, descriptor: int, workers: Workers) -> Backends:
             reason = f"{legacy.others} rules of others are in the legacy NAT tables"
             return Backends(IPTABLES, reason, legacy, modern)
     reason = "no legacy NAT rules here; what iptables-nft writes is nftables, too"
+    if unreadable:
+        reason = f"there are legacy NAT tables, but they cannot be read: {unreadable}"
     return Backends(NFTABLES, reason, modern, None)
 
 
@@ -79,12 +81,14 @@ def _words(path: Path) -> list[str]:
         return []
 
 
-def _usable(legacy: Iptables | None) -> Iptables | None:
-    """The legacy tables, unless they cannot be asked: then nothing of ours can be in them."""
+def _usable(legacy: Iptables | None) -> tuple[Iptables | None, str]:
+    """The legacy tables or, where they are there but cannot be asked, why."""
     try:
-        return legacy if legacy and legacy.observe() is not None else None
-    except BackendMissing:
-        return None
+        if legacy is not None:
+            legacy.observe()
+    except BackendMissing as missing:
+        return None, str(missing)
+    return legacy, ""
 
 
 def _nftables_if_usable() -> Nftables | None:

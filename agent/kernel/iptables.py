@@ -42,7 +42,11 @@ class Worker:
             raise BackendMissing(
                 "python-iptables is not installed", "Run: pip install python-iptables"
             )
-        channel = self._channel or self._start()
+        try:
+            channel = self._channel or self._start()
+        except OSError as error:
+            what = f"cannot start the iptables worker for {self._family.value}"
+            raise TryAgain(f"{what} ({error})", "Try again") from error
         try:
             send(channel, question, descriptor)
             answer = json.loads(exactly(channel, LENGTH.unpack(exactly(channel, LENGTH.size))[0]))
@@ -67,14 +71,18 @@ class Worker:
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
-                [*self._command, str(theirs.fileno()), self._family.value],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [*self._command, str(theirs.fileno()), self._family.value],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                )
+            except OSError:
+                ours.close()
+                raise
         ours.settimeout(self._patience)
         self._channel = ours
         return ours

@@ -59,16 +59,22 @@ def _answer(question: Json, family: str) -> Json:
         table = iptc.Table("nat") if family == "ip" else iptc.Table6("nat")
         table.autocommit = False
         table.refresh()
-        listing = _listing(table, family)
-        if "steps" not in question:
-            return listing
-        if question["digest"] != listing["digest"]:
-            return {"error": "Stale", "text": "our chains changed since they were looked at"}
-        for step, *details in question["steps"]:
-            _STEPS[step](table, family, *details)
-        table.commit()
-        table.refresh()
-        return {}
+        try:
+            return _served(table, question, family)
+        finally:
+            table.close()  # its socket would keep the namespace alive until the next request
+
+
+def _served(table: Any, question: Json, family: str) -> Json:
+    listing = _listing(table, family)
+    if "steps" not in question:
+        return listing
+    if question["digest"] != listing["digest"]:
+        return {"error": "Stale", "text": "our chains changed since they were looked at"}
+    for step, *details in question["steps"]:
+        _STEPS[step](table, family, *details)
+    table.commit()
+    return {}
 
 
 @contextlib.contextmanager

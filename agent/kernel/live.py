@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from agent.errors import Failure
+from agent.kernel import conntrack, rtnetlink, sysctl
 from agent.kernel import netns as namespaces
-from agent.kernel import rtnetlink, sysctl
 from agent.kernel.backends import AUTO, Workers, chosen
+from rules.flows import forgotten
 from rules.model import Observed, Surroundings
 from rules.plan import Plan, Table
 from rules.values import replace
@@ -54,6 +55,11 @@ class LiveNamespace:
         if plan.leftovers and self._backends.other:
             gone = Plan(netns=plan.netns, table=Table.DELETE, remove=plan.leftovers)
             self._backends.other.commit(gone)
+        due = forgotten(plan)
+        if due:
+            with self._inside():
+                links = rtnetlink.surroundings().links
+                conntrack.forget(due, {a.ip for link in links for a in link.addresses})
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

@@ -5,7 +5,9 @@ import socket
 import struct
 
 NLMSG_ERROR, NLMSG_DONE = 2, 3
-NLM_F_REQUEST, NLM_F_MULTI, NLM_F_DUMP_INTR, NLM_F_DUMP = 0x1, 0x2, 0x10, 0x300
+NLM_F_REQUEST, NLM_F_MULTI, NLM_F_ACK = 0x1, 0x2, 0x4
+NLM_F_DUMP_INTR, NLM_F_DUMP = 0x10, 0x300
+NLA_F_NESTED = 0x8000
 HEADER = struct.Struct("=IHHII")
 RETRIES = 10  # of a dump during which something changed
 
@@ -44,14 +46,23 @@ def _receive(netlink: socket.socket, layout: struct.Struct) -> tuple[list[Answer
             body = data[HEADER.size : length]
             if kind == NLMSG_ERROR:
                 code = -struct.unpack_from("=i", body)[0]
+                if code == 0:  # an acknowledgement
+                    return answers, whole
                 raise OSError(code, os.strerror(code))
-            answers.append((layout.unpack_from(body), _attributes(body[layout.size :])))
+            answers.append((layout.unpack_from(body), attributes(body[layout.size :])))
             if not flags & NLM_F_MULTI:
                 return answers, whole
             data = data[(length + 3) & ~3 :]
 
 
-def _attributes(data: memoryview) -> Attributes:
+def attribute(kind: int, value: bytes, *, nested: bool = False) -> bytes:
+    """One attribute, padded as the next one needs it."""
+    kind |= NLA_F_NESTED if nested else 0
+    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
+
+
+def attributes(data: memoryview) -> Attributes:
+    """The attributes of a message or of another attribute, by their kind."""
     found: Attributes = {}
     while len(data) >= 4:
         length, kind = struct.unpack_from("=HH", data)

@@ -6,7 +6,7 @@ Ports are drawn from a few dozen, so that ranges often meet, touch, and miss eac
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 
@@ -229,13 +229,14 @@ class ListedChains:
         self.count = 0
 
     def run(self, due: list[Step]) -> None:
+        take: dict[str, Callable[..., None]] = {
+            "ensure": self._ensure,
+            "delete": self._delete,
+            "append": self._append,
+            "drop": self._drop,
+        }
         for step, *details in json.loads(json.dumps(due)):
-            {
-                "ensure": self._ensure,
-                "delete": self._delete,
-                "append": self._append,
-                "drop": self._drop,
-            }[step](*details)
+            take[step](*details)
 
     def restore(self, text: str) -> None:
         """What iptables-restore --noflush does with a script; a rule is the words that made it."""
@@ -303,9 +304,10 @@ class ListedChains:
             for rules in [self.chains[name.removeprefix(PREFIX)]]
             if name in rules
         }
-        listed = {"chains": ours, "jumps": jumps}
-        plain = [[str(rule["target"]) for rule in rules] for rules in ours.values()]
-        return json.loads(json.dumps(listed | {"others": 6, "digest": str([plain, jumps])}))  # type: ignore[no-any-return]  # what a worker says
+        plain = [[{**rule, "counters": ()} for rule in rules] for rules in ours.values()]
+        listed = {"chains": ours, "jumps": jumps, "others": 6, "digest": str([plain, jumps])}
+        found: dict[str, Any] = json.loads(json.dumps(listed))
+        return found
 
 
 class ListedFamilies:

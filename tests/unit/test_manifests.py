@@ -301,13 +301,19 @@ def test_every_problem_of_an_interface_is_found(
 
 
 @pytest.mark.parametrize(
-    "numeral", ["0o17", "017", "1_000", "0x10", "0b1", "+80", "1:30", "08", "9" * 25]
+    "numeral", ["0o17", "017", "1_000", "0x10", "0b1", "+80", "1:30", "08", "9" * 401]
 )
 def test_a_number_that_can_be_misread_is_never_taken(numeral: str) -> None:
     reading = read(vmi(f"ports: [{{port: {numeral}}}]"))
     assert found(reading) == [("ambiguous-number", P + "[0].port")]
     assert "decimal" in reading.problems[0].fix
-    assert f"(it is {numeral})" in str(reading.problems[0])
+    assert f"(it is {numeral[:40]}" in str(reading.problems[0])
+
+
+def test_a_number_that_is_too_large_is_no_port() -> None:
+    assert found(read(vmi(f"ports: [{{port: {'9' * 25}}}]"))) == [
+        ("port-out-of-range", P + "[0].port")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_a_rule_without_a_comment_has_no_owner() -> None:
 
 
 def test_a_remembered_rule_is_the_one_that_was_read() -> None:
-    known: dict[str, Rule] = {}
+    known: dict[tuple[str, str, str], Rule] = {}
     listing = [TABLE, *CHAINS, listed(ON_ETH0, IPV4, SSH, COUNTER, TO_GUEST)]
     first, again = decode(listing, known), decode(listing, known)
     assert first == again
@@ -409,7 +409,19 @@ def test_what_we_could_not_have_written_is_foreign(rule: Json) -> None:
     ("rule", "foreign"),
     [
         pytest.param(
-            listed(SSH, {"accept": None}), Foreign("prerouting", 7, "match accept"), id="its parts"
+            listed(ON_ETH0, SSH, {"accept": None}),
+            Foreign("prerouting", 7, "iifname dport accept"),
+            id="what it looks at, and what it does",
+        ),
+        pytest.param(
+            listed({"match": {"left": {"meta": {"key": "a\x1bb"}}}}, {"\x1b": None}),
+            Foreign("prerouting", 7, "match ?"),
+            id="what cannot be shown",
+        ),
+        pytest.param(
+            listed({"match": {"left": {"fib": [], "ct": {"key": "state"}}}}, {"match": None}),
+            Foreign("prerouting", 7, "state match"),
+            id="a match of another form",
         ),
         pytest.param(listed(), Foreign("prerouting", 7, "an empty rule"), id="none"),
         pytest.param(listed({}, "odd"), Foreign("prerouting", 7, "? ?"), id="nothing to name"),

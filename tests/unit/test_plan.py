@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from rules.model import Chain, Desired, Foreign, Live, Observed, Pending, Rule, Sysctl
+from rules.model import Chain, Desired, Family, Foreign, Live, Observed, Pending, Rule, Sysctl
 from rules.plan import Plan, SysctlChange, Table, diff
 from tests.unit.samples import OWNER, answerable, egress, forward, from_inside
 
@@ -166,23 +166,33 @@ def test_the_order_of_a_listing_does_not_matter() -> None:
 # -------------------------------------------------------------------------------------- pending
 
 
+WAITING = Desired(
+    pending=(Pending(OWNER, "there is no link yet"),),
+    kept=frozenset((OWNER, family) for family in Family),
+)
+
+
 def test_the_rules_of_a_pending_machine_stay_as_they_are() -> None:
-    desired = Desired(pending=(Pending(OWNER, "there is no link yet"),))
-    plan = diff("blue", desired, held(forward(), egress()))
+    plan = diff("blue", WAITING, held(forward(), egress()))
     assert plan.empty
     assert handles(plan.unchanged) == [1, 2]
 
 
+def test_the_rules_of_a_family_that_waits_stay_and_those_of_the_other_change() -> None:
+    v6 = forward("tcp 22", to="fd10:0:2::2")
+    desired = Desired(rules=frozenset({egress()}), kept=frozenset({(OWNER, Family.IP6)}))
+    plan = diff("blue", desired, held(forward(), egress(), v6))
+    assert (handles(plan.remove), handles(plan.unchanged)) == ([1], [2, 3])
+
+
 def test_the_rules_of_a_pending_machine_come_back_in_a_table_made_anew() -> None:
-    desired = Desired(pending=(Pending(OWNER, "there is no link yet"),))
-    plan = diff("blue", desired, held(forward(), unsound="flags"))
+    plan = diff("blue", WAITING, held(forward(), unsound="flags"))
     assert plan.table is Table.REMAKE
     assert handles(plan.unchanged) == [1]
 
 
 def test_a_pending_machine_keeps_nothing_of_another() -> None:
-    desired = Desired(pending=(Pending(OWNER, "there is no link yet"),))
-    plan = diff("blue", desired, held(forward(owner="another"), egress()))
+    plan = diff("blue", WAITING, held(forward(owner="another"), egress()))
     assert (handles(plan.remove), handles(plan.unchanged)) == ([1], [2])
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -29,6 +30,17 @@ class Hindered:
         self.inner = MemoryNamespace(POD)
         self.left = times
         self.commits = 0
+        self.alone = False
+
+    @property
+    def identity(self) -> object:
+        return self.inner.identity
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        self.alone = True
+        yield
+        self.alone = False
 
     def surroundings(self) -> Surroundings:
         return self.inner.surroundings()
@@ -37,6 +49,7 @@ class Hindered:
         return self.inner.observe(sysctls)
 
     def commit(self, plan: Plan) -> None:
+        assert self.alone, "others of us must wait while we look and commit"
         self.commits += 1
         if self.left > 0:
             self.left -= 1

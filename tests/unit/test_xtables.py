@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rules.model import Chain, Desired, Family, Foreign, Live, Observed, Pending, Rule
+from rules.model import Chain, Desired, Family, Foreign, Live, Observed, Rule
 from rules.plan import Plan, Table, diff
 from rules.values import replace
 from rules.xtables import Json, built_in, decode, encode, name, script, statement, steps
@@ -320,7 +320,7 @@ def test_empty_chains_alone_are_ours_to_remove() -> None:
 
 def test_what_a_pending_machine_has_stays_in_its_place() -> None:
     table = holding(forward(), egress(owner="another"))
-    desired = Desired(pending=(Pending(OWNER, "there is no link yet"),))
+    desired = Desired(kept=frozenset({(OWNER, Family.IP)}))
     plan = diff("blue", desired, table.observed())
     assert steps(plan, Family.IP) == [["delete", "PORTRANGER-POSTROUTING", 0]]
 

@@ -1,0 +1,70 @@
+"""The flows that the kernel tracks in the namespace this thread is in: found, and forgotten."""
+
+import contextlib
+import socket
+import struct
+from collections.abc import Iterator, Sequence, Set
+from ipaddress import ip_address
+
+from agent.kernel.netlink import NLM_F_ACK, NLM_F_DUMP, Attributes, ask, attribute, attributes
+from rules.flows import Flow, Forgotten
+from rules.model import Address, Family
+
+NETLINK_NETFILTER = 12
+CT_GET, CT_DELETE = (1 << 8) | 1, (1 << 8) | 2  # of the subsystem ctnetlink
+CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_ID, CTA_ZONE = 1, 2, 12, 18
+CTA_TUPLE_IP, CTA_TUPLE_PROTO = 1, 2
+CTA_IP_SRC = {Family.IP: 1, Family.IP6: 3}
+CTA_IP_DST = {Family.IP: 2, Family.IP6: 4}
+CTA_PROTO_NUM, CTA_PROTO_DST_PORT = 1, 3
+VERSIONS = {Family.IP: socket.AF_INET, Family.IP6: socket.AF_INET6}
+
+
+def forget(due: Sequence[Forgotten], own: Set[Address]) -> int:
+    """Forget these flows of a namespace with these addresses, in one pass per family; returns how
+    many there were."""
+    count = 0
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER) as netlink:
+        for family in {one.family for one in due}:
+            held = [one for one in due if one.family is family]
+            for flow, entry in list(_flows(netlink, family)):
+                if any(one.holds(flow, own) for one in held):
+                    count += _delete(netlink, family, entry)
+    return count
+
+
+def _flows(netlink: socket.socket, family: Family) -> Iterator[tuple[Flow, Attributes]]:
+    for _, entry in ask(netlink, CT_GET, NLM_F_DUMP, _header(family), "=BBH"):
+        original, reply = _nested(entry, CTA_TUPLE_ORIG), _nested(entry, CTA_TUPLE_REPLY)
+        protocol = _nested(original, CTA_TUPLE_PROTO)
+        port = protocol.get(CTA_PROTO_DST_PORT, b"\0\0")
+        flow = Flow(
+            family=family,
+            protocol=protocol[CTA_PROTO_NUM][0],
+            port=int(struct.unpack(">H", port)[0]),
+            destination=ip_address(_nested(original, CTA_TUPLE_IP)[CTA_IP_DST[family]]),
+            answerer=ip_address(_nested(reply, CTA_TUPLE_IP)[CTA_IP_SRC[family]]),
+        )
+        yield flow, entry
+
+
+def _nested(entry: Attributes, kind: int) -> Attributes:
+    return attributes(memoryview(entry[kind]))
+
+
+def _delete(netlink: socket.socket, family: Family, entry: Attributes) -> int:
+    """By its tuple and its number: a flow that came since then under the same tuple stays."""
+    kinds = (CTA_TUPLE_ORIG, CTA_ID, CTA_ZONE)
+    body = b"".join(
+        attribute(kind, entry[kind], nested=kind == CTA_TUPLE_ORIG)
+        for kind in kinds
+        if kind in entry
+    )
+    with contextlib.suppress(FileNotFoundError):  # it ended by itself meanwhile
+        ask(netlink, CT_DELETE, NLM_F_ACK, _header(family) + body, "=BBH")
+        return 1
+    return 0
+
+
+def _header(family: Family) -> bytes:
+    return struct.pack("=BBH", VERSIONS[family], 0, 0)

@@ -1,0 +1,91 @@
+"""Which open flows a change has to forget: those of ports that were taken away or point elsewhere
+now, and those that would keep a newly forwarded UDP port from being forwarded. No others."""
+
+from collections.abc import Iterable, Set
+
+from rules.model import Address, Chain, Family, Foreign, Live, Protocol, Rule
+from rules.plan import Plan
+from rules.ports import ALL_PORTS, PortRange, coalesce, subtract
+from rules.values import Value
+
+
+class Flow(Value, kw_only=True):
+    """A tracked flow: where its first packet was going, and who answers it."""
+
+    family: Family
+    protocol: int  # its number: other protocols than ours are tracked, too
+    port: int
+    destination: Address
+    answerer: Address
+
+
+class Forgotten(Value, kw_only=True):
+    """Flows to these ports that one machine answers; where that is None, flows to an address of the
+    namespace itself that were not translated."""
+
+    family: Family
+    protocol: Protocol | None  # None: of every protocol
+    ports: tuple[PortRange, ...]
+    answerer: Address | None
+
+    def holds(self, flow: Flow, own: Set[Address]) -> bool:
+        """Whether the flow is one of them, in a namespace with these addresses of its own."""
+        if self.answerer is None and flow.destination not in own:
+            return False  # what the guest sends out to others has such ports, too
+        answerer = self.answerer or flow.destination
+        if flow.family is not self.family or flow.answerer != answerer:
+            return False
+        if self.protocol is None:
+            return True
+        return flow.protocol == NUMBERS[self.protocol] and any(flow.port in p for p in self.ports)
+
+
+NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17}
+TRANSLATING = (Chain.PREROUTING, Chain.OUTPUT)
+
+_Way = tuple[Family, Protocol | None, Address | None, int | None]
+
+
+def forgotten(plan: Plan) -> tuple[Forgotten, ...]:
+    """What a plan takes away or points elsewhere, and what would shadow its new UDP ports."""
+    before = _ways([*_rules(plan.remove), *(live.rule for live, _ in plan.change)])
+    new = _ways([*plan.add, *(rule for _, rule in plan.change)])
+    stays = _ways(live.rule for live in plan.unchanged)
+    found = [
+        Forgotten(family=way[0], protocol=way[1], ports=gone, answerer=way[2])
+        for way, ports in before.items()
+        if (gone := subtract(ports, [*new.get(way, []), *stays.get(way, [])]))
+    ]
+    found += [
+        Forgotten(family=family, protocol=Protocol.UDP, ports=fresh, answerer=None)
+        for (family, protocol, _, _), ports in new.items()
+        if protocol in (Protocol.UDP, None)
+        and (fresh := subtract(ports, _of(before, family, protocol)))
+    ]
+    return tuple(found)
+
+
+def _rules(removed: Iterable[Live | Foreign]) -> list[Rule]:
+    return [old.rule for old in removed if isinstance(old, Live)]
+
+
+def _ways(rules: Iterable[Rule]) -> dict[_Way, list[PortRange]]:
+    """The ports of each way a packet can be sent."""
+    ways: dict[_Way, list[PortRange]] = {}
+    for rule in rules:
+        if rule.chain in TRANSLATING:
+            shift = rule.to_port - rule.ports.first if rule.to_port and rule.ports else None
+            way = (rule.family, rule.protocol, rule.to, shift)
+            ways.setdefault(way, []).append(rule.ports or ALL_PORTS)
+    return {way: list(coalesce(ports)) for way, ports in ways.items()}
+
+
+def _of(
+    ways: dict[_Way, list[PortRange]], family: Family, protocol: Protocol | None
+) -> list[PortRange]:
+    return [
+        one
+        for (other, of, _, _), ports in ways.items()
+        if other is family and of in (protocol, None)
+        for one in ports
+    ]

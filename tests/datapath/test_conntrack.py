@@ -1,0 +1,101 @@
+"""With packets: what a change takes away is closed for open flows too, and nothing else is."""
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from agent.kernel.kinds import Namespace
+from agent.kernel.lab import CLIENT, POD, Lab, built
+from agent.kernel.live import LiveKernel
+from agent.kernel.probe import asks, connected, echoing
+from agent.reconcile import converge
+from rules.desired import desire
+from rules.model import Address, Family, Protocol
+from tests.spaces import vm
+
+PORTS = (1500, 7000)
+
+
+@pytest.fixture(params=["nftables", "iptables"])
+def place(request: pytest.FixtureRequest) -> Iterator[tuple[Lab, Namespace]]:
+    kernel = LiveKernel(request.param)
+    servers = [(protocol, port) for protocol in Protocol for port in PORTS]
+    try:
+        with (
+            built(f"prk{os.getpid()}") as lab,
+            kernel.opened(lab.pod) as namespace,
+            echoing(lab, lab.guest, servers),
+        ):
+            yield lab, namespace
+    finally:
+        kernel.close()
+
+
+def serve(namespace: Namespace, tcp: int, udp: int) -> None:
+    """Forward TCP and UDP from 1000 to these."""
+    machine = vm("a", f"1000-{tcp}/tcp,1000-{udp}/udp")
+    converge("x", desire([machine], namespace.surroundings()), namespace)
+
+
+def answers(flow: socket.socket) -> bool:
+    flow.settimeout(0.5)
+    try:
+        return asks(flow) in PORTS
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("address", [one.ip for one in POD], ids=["IPv4", "IPv6"])
+def test_only_the_flows_of_ports_that_go_are_cut(
+    place: tuple[Lab, Namespace], address: Address
+) -> None:
+    lab, namespace = place
+    serve(namespace, 8000, 8000)
+    flows = {
+        (protocol, port): connected(lab, lab.client, address, protocol, port)
+        for protocol in Protocol
+        for port in PORTS
+    }
+    try:
+        assert all(answers(flow) for flow in flows.values())
+        serve(namespace, 5000, 8000)
+        assert {key for key, flow in flows.items() if not answers(flow)} == {(Protocol.TCP, 7000)}
+        serve(namespace, 5000, 5000)
+        assert {key for key, flow in flows.items() if not answers(flow)} == {
+            (Protocol.TCP, 7000),
+            (Protocol.UDP, 7000),
+        }
+    finally:
+        for flow in flows.values():
+            flow.close()
+
+
+def test_a_flow_from_before_does_not_shadow_a_new_udp_port(place: tuple[Lab, Namespace]) -> None:
+    lab, namespace = place
+    with (
+        lab.socket(lab.pod, Family.IP, socket.SOCK_DGRAM) as local,
+        connected(lab, lab.client, POD[0].ip, Protocol.UDP, 1500) as flow,
+    ):
+        local.bind((str(POD[0].ip), 1500))
+        flow.send(b"before")
+        assert local.recv(100) == b"before"
+        serve(namespace, 8000, 8000)
+        assert asks(flow) == 1500
+
+
+def test_the_guests_own_flow_to_such_a_port_stays_as_it_is(place: tuple[Lab, Namespace]) -> None:
+    lab, namespace = place
+    serve(namespace, 1001, 1001)
+    with (
+        lab.socket(lab.client, Family.IP, socket.SOCK_DGRAM) as outside,
+        connected(lab, lab.guest, CLIENT[0].ip, Protocol.UDP, 1500) as flow,
+    ):
+        outside.bind((str(CLIENT[0].ip), 1500))
+        outside.settimeout(2)
+        flow.send(b"1")
+        _, before = outside.recvfrom(100)
+        serve(namespace, 8000, 8000)
+        outside.sendto(b"answer", before)
+        assert flow.recv(100) == b"answer"

@@ -1,0 +1,236 @@
+"""The laws of the codec of iptables, over lists that stand for its tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rules.model import Chain, Desired, Family, Foreign, Live, Observed, Rule
+from rules.plan import Plan, Table, diff
+from rules.values import replace
+from rules.xtables import CHAINS, decode, encode, name, script, statement, steps
+from tests.property.strategies import (
+    THEIRS,
+    ListedFamilies,
+    arbitrary_desireds,
+    desireds,
+    garbage,
+    mutilated,
+    rules,
+    words,
+)
+
+either_desired = desireds | arbitrary_desireds
+families = st.sampled_from(Family)
+chain_names = st.sampled_from(sorted(CHAINS))
+places = st.integers(0, 20)
+
+odd_rules = st.sampled_from([{"target": "RETURN"}, {}, {"protocol": "tcp", "target": "ACCEPT"}])
+insertions = st.tuples(
+    st.just("insert"), families, chain_names, places, rules().map(encode) | odd_rules
+)
+mischief = st.lists(
+    insertions
+    | st.tuples(
+        st.sampled_from(["jump again", "unhook", "lose", "flush"]), families, chain_names, places
+    ),
+    max_size=6,
+)
+
+
+def holding(desired: Desired) -> ListedFamilies:
+    table = ListedFamilies()
+    table.commit(diff("blue", desired, table.observed()))
+    return table
+
+
+def disturb(table: ListedFamilies, tricks: list[tuple[Any, ...]]) -> None:
+    """What strangers do to our chains and jumps, and to the places of theirs."""
+    for trick, family, chain_name, place, *more in tricks:
+        chains = table[family].chains
+        hook = chains[chain_name.removeprefix("PORTRANGER-")]
+        if chain_name not in chains:
+            continue
+        if trick == "insert":
+            chains[chain_name].insert(place, {**more[0], "counters": [0, 0]})
+        elif trick == "jump again":
+            hook.insert(place, chain_name)
+        elif trick == "unhook" and chain_name in hook:
+            hook.remove(chain_name)
+        elif trick == "lose" and place < len(chains[chain_name]):
+            del chains[chain_name][place]
+        elif trick == "flush":
+            chains[chain_name].clear()
+
+
+def rules_only(desired: Desired) -> Desired:
+    """Rules are all that these lists hold."""
+    return replace(desired, sysctls=frozenset())
+
+
+def theirs(table: ListedFamilies) -> list[int]:
+    return [rules.count(THEIRS) for rules in table.lists() if THEIRS in rules]
+
+
+@given(either_desired)
+def test_what_is_encoded_decodes_to_the_same(desired: Desired) -> None:
+    observed = holding(desired).observed()
+    assert {live.rule for live in observed.live} == desired.rules
+    assert len(observed.live) == len(desired.rules)
+    assert observed.foreign == ()
+    assert observed.table == bool(desired.rules)
+    assert observed.chains == {rule.chain for rule in desired.rules}
+
+
+@given(either_desired, either_desired, mischief)
+def test_the_steps_lead_from_anything_to_what_is_desired(
+    before: Desired, after: Desired, tricks: list[tuple[Any, ...]]
+) -> None:
+    table = holding(before)
+    disturb(table, tricks)
+    seen = table.observed()
+    plan = diff("blue", rules_only(after), seen)
+    table.commit(plan)
+    now = table.observed()
+    assert diff("blue", rules_only(after), now).empty
+    assert after.rules <= {live.rule for live in now.live}
+    assert theirs(table) == [2] * 6
+    for family in Family:
+        for chain_name, held in table[family].chains.items():
+            if chain_name in CHAINS and held:
+                hook = table[family].chains[chain_name.removeprefix("PORTRANGER-")]
+                waits = all(
+                    (live.rule.owner, live.rule.family) in after.kept
+                    for live in now.live
+                    if live.rule.family is family and name(live.rule.chain) == chain_name
+                )
+                assert hook.count(chain_name) == 1 or (waits and hook.count(chain_name) == 0)
+    # What stays keeps its counters, wherever it now stands.
+    kept = [replace(live, handle=0) for live in now.live]
+    assert all(replace(live, handle=0) in kept for live in plan.unchanged)
+
+
+@given(either_desired, either_desired, mischief)
+def test_a_family_is_asked_for_something_exactly_where_something_changes(
+    before: Desired, after: Desired, tricks: list[tuple[Any, ...]]
+) -> None:
+    table = holding(before)
+    disturb(table, tricks)
+    plan = diff("blue", after, table.observed())
+    due = [steps(plan, family) for family in Family]
+    assert plan.same_rules == (not any(due))
+    if plan.table is not Table.DELETE:
+        for family, made in zip(Family, due, strict=True):
+            touched = (*plan.add, *(rule for _, rule in plan.change))
+            there = any(rule.family is family for rule in touched)
+            gone = any(of(old) is family for old in plan.remove)
+            assert bool(made) == (there or gone) or plan.chains
+
+
+def of(old: Live | Foreign) -> Family:
+    return old.rule.family if isinstance(old, Live) else Family(old.chain.partition(" ")[0])
+
+
+@given(either_desired, either_desired, st.lists(insertions, max_size=4))
+def test_the_script_leads_where_the_steps_lead(
+    before: Desired, after: Desired, tricks: list[tuple[Any, ...]]
+) -> None:
+    one, other = holding(before), holding(before)
+    disturb(one, tricks)
+    disturb(other, tricks)
+    plan = diff("blue", after, one.observed())
+    one.commit(plan)
+    other.restore(plan)
+    for family in Family:
+        assert one[family].chains.keys() == other[family].chains.keys()
+        for chain_name, held in one[family].chains.items():
+            assert worded(family, chain_name, held) == worded(
+                family, chain_name, other[family].chains[chain_name]
+            )
+
+
+def worded(family: Family, chain_name: str, held: list[Any]) -> list[str]:
+    """The rules of a chain in the words of iptables."""
+    return [
+        rule if isinstance(rule, str) else statement(only(family, chain_name, rule).rule)
+        for rule in held
+    ]
+
+
+def only(family: Family, chain_name: str, rule: dict[str, Any]) -> Live:
+    (live,) = listed(family, chain_name, rule).live
+    return live
+
+
+def listed(family: Family, chain_name: str, *held: Any) -> Observed:
+    return decode({family: {"chains": {chain_name: list(held)}, "jumps": {chain_name: [0]}}})
+
+
+@given(either_desired, either_desired)
+def test_a_script_has_one_line_for_each_rule_and_says_its_family(
+    before: Desired, after: Desired
+) -> None:
+    plan = diff("blue", after, holding(before).observed())
+    first, *lines, last = script(plan).splitlines()
+    assert (first, last) == ("*nat", "COMMIT")
+    assert {line.partition(" ")[0] for line in lines} <= {"-4", "-6"}
+    added = sorted(line for line in lines if line.split()[1] == "-A")
+    assert added == sorted(
+        f"{'-4' if rule.family is Family.IP else '-6'} -A {name(rule.chain)} {statement(rule)}"
+        for rule in (*plan.add, *(new for _, new in plan.change))
+    )
+    if plan.table is not Table.DELETE:
+        gone = [line for line in lines if line.split()[1] == "-D"]
+        assert len(gone) == len(plan.remove) + len(plan.change)
+
+
+@given(families, chain_names, st.lists(st.dictionaries(words, garbage, max_size=6), max_size=4))
+def test_no_garbage_is_taken_for_a_rule(
+    family: Family, chain_name: str, held: list[dict[str, Any]]
+) -> None:
+    observed = listed(family, chain_name, *held)
+    assert observed.live == ()
+    assert [foreign.handle for foreign in observed.foreign] == list(range(len(held)))
+    plan = diff("blue", Desired(), observed)
+    assert len(plan.remove) == len(held)
+
+
+@given(rules(), st.data())
+def test_a_mutilated_rule_is_foreign_or_another_rule_that_says_what_it_does(
+    rule: Rule, data: st.DataObject
+) -> None:
+    whole = encode(rule) | {"counters": [1, 60]}
+    broken = data.draw(mutilated(whole))
+    if not isinstance(broken, dict):
+        return
+    observed = listed(rule.family, name(rule.chain), broken)
+    diff("blue", Desired(rules=frozenset({rule})), observed)  # whatever it is can be compared
+    for live in observed.live:
+        assert live.rule.family is rule.family
+        assert encode(live.rule) == plain(broken)
+        if live.rule == rule:
+            assert plain(broken) == encode(rule)
+
+
+def plain(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key != "counters"}
+
+
+@given(rules())
+def test_a_rule_stands_in_the_chain_that_it_is_for(rule: Rule) -> None:
+    for chain in Chain:
+        observed = listed(rule.family, name(chain), encode(rule) | {"counters": [0, 0]})
+        assert all(live.rule.chain is chain for live in observed.live)
+        if chain is rule.chain:
+            assert observed.live == (Live(rule, 0),)
+
+
+@given(arbitrary_desireds)
+def test_a_plan_of_leftovers_alone_asks_nothing_of_these_chains(desired: Desired) -> None:
+    unchanged = tuple(Live(rule, place) for place, rule in enumerate(desired.rules))
+    plan = Plan(netns="blue", unchanged=unchanged, leftovers=(Foreign("output", 1, "accept"),))
+    assert not plan.same_rules
+    assert [steps(plan, family) for family in Family] == [[], []]
+    assert script(plan) == "*nat\nCOMMIT\n"
