@@ -27,6 +27,10 @@ from rules.xtables import JUMP_COMMENT, PREFIX
 LOCK = "/run/xtables.lock"
 LOCK_PATIENCE = 5.0  # seconds to wait for another program that holds the lock
 
+# To tell a chain from an extension, python-iptables looks for its name in every table, and so would
+# bring all of them to life in the namespace, and keep that alive with a socket for each.
+iptc.Table.ALL = iptc.Table6.ALL = ["nat"]
+
 Json = dict[str, Any]
 
 
@@ -98,36 +102,51 @@ def _listing(table: Any, family: str) -> Json:
     jumps: dict[str, list[int]] = {}
     others = 0
     for chain in table.chains:
-        ours = chain.name.startswith(PREFIX)
-        if ours:
-            chains[chain.name] = []
-        for place, rule in enumerate(chain.rules):
-            if ours:
-                chains[chain.name].append(_decoded(rule, family))
-            elif _is_jump(rule, chain.name, family):
-                jumps.setdefault(rule.target.name, []).append(place)
-            else:
-                others += 1
+        entries = _entries(table, chain.name)
+        if chain.name.startswith(PREFIX):
+            chains[chain.name] = [_decoded(chain, entry, family) for entry, _ in entries]
+            continue
+        places = _jumps(chain, family)
+        if places:
+            jumps[PREFIX + chain.name] = places
+        others += len(entries) - len(places)
     content = json.dumps([{c: [_plain(r) for r in rs] for c, rs in chains.items()}, jumps])
     digest = sha256(content.encode()).hexdigest()
     return {"chains": chains, "jumps": jumps, "others": others, "digest": digest}
 
 
-def _is_jump(rule: Any, built_in: str, family: str) -> bool:
-    """Whether it is the jump to our chain that we make there. Others are the business of those who
-    made them: they may stand in any chain, and under any condition."""
-    name = PREFIX + built_in
-    if rule.target is None or rule.target.name != name:
-        return False
-    return _plain(_decoded(rule, family)) == _jump(name)
+def _entries(table: Any, chain: str) -> list[tuple[Any, str]]:
+    """The rules of a chain as the kernel has them, with their targets. To decode those of others
+    would be slow, and would fail where we lack an extension that they use."""
+    found: list[tuple[Any, str]] = []
+    entry = table.first_rule(chain)
+    while entry:
+        found.append((entry, (table.get_target(entry) or b"").decode(errors="replace")))
+        entry = table.next_rule(entry)
+    return found
+
+
+def _jumps(hook: Any, family: str) -> list[int]:
+    """Where in a built-in chain our jump stands. Other jumps to our chains are the business of
+    those who made them: they may stand in any chain, and under any condition."""
+    name = PREFIX + hook.name
+    return [
+        place
+        for place, (entry, target) in enumerate(_entries(hook.table, hook.name))
+        if target == name and _plain(_decoded(hook, entry, family)) == _jump(name)
+    ]
 
 
 def _jump(name: str) -> Json:
     return {"comment": {"comment": JUMP_COMMENT}, "target": name}
 
 
-def _decoded(rule: Any, family: str) -> Json:
-    found: Json = iptc.easy.decode_iptc_rule(rule, ipv6=family == "ip6")
+def _decoded(chain: Any, entry: Any, family: str) -> Json:
+    try:
+        rule = chain.table.create_rule(entry, chain)
+        found: Json = iptc.easy.decode_iptc_rule(rule, ipv6=family == "ip6")
+    except (iptc.IPTCError, iptc.XTablesError) as error:
+        return {"unreadable": str(error)}  # it needs an extension that is not on this machine
     return found
 
 
@@ -139,8 +158,8 @@ def _ensure(table: Any, family: str, name: str, built_in: str) -> None:
     if not table.is_chain(name):
         table.create_chain(name)
     hook = iptc.Chain(table, built_in)
-    if not any(_is_jump(rule, built_in, family) for rule in hook.rules):
-        hook.insert_rule(iptc.easy.encode_iptc_rule(_jump(name), ipv6=family == "ip6"))
+    if not _jumps(hook, family):
+        hook.insert_rule(_encoded(_jump(name), family))
 
 
 def _delete(table: Any, _family: str, name: str, place: int) -> None:
@@ -150,14 +169,25 @@ def _delete(table: Any, _family: str, name: str, place: int) -> None:
 
 
 def _append(table: Any, family: str, name: str, rule: Json) -> None:
-    encoded = iptc.easy.encode_iptc_rule(rule, ipv6=family == "ip6")
-    iptc.Chain(table, name).append_rule(encoded)
+    iptc.Chain(table, name).append_rule(_encoded(rule, family))
+
+
+def _encoded(rule: Json, family: str) -> Any:
+    """python-iptables leaves out, without a word, what it cannot encode: a rule without one of its
+    conditions would take everything."""
+    made = iptc.easy.encode_iptc_rule(dict(rule), ipv6=family == "ip6")
+    back = _plain(iptc.easy.decode_iptc_rule(made, ipv6=family == "ip6"))
+    ends = ("src", "dst")  # which come back with a prefix
+    same = all(back.get(key) == value for key, value in rule.items() if key not in ends)
+    if not same or back.keys() != rule.keys():
+        raise iptc.IPTCError(f"can't encode {rule}: it became {back}")
+    return made
 
 
 def _drop(table: Any, _family: str) -> None:
     for chain in table.chains:
-        for place, rule in reversed(list(enumerate(chain.rules))):
-            if rule.target is not None and rule.target.name.startswith(PREFIX):
+        for place, (_, target) in reversed(list(enumerate(_entries(table, chain.name)))):
+            if target.startswith(PREFIX):
                 _delete(table, _family, chain.name, place)
     ours = [chain for chain in table.chains if chain.name.startswith(PREFIX)]
     for chain in ours:

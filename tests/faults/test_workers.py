@@ -23,6 +23,7 @@ from agent.kernel.netns import opened
 from agent.reconcile import converge
 from rules.model import Family
 from rules.plan import Plan, diff
+from rules.values import replace
 from tests.spaces import (
     IPTABLES,
     LEGACY,
@@ -30,6 +31,7 @@ from tests.spaces import (
     emptied,
     eventually,
     ip,
+    kernel,
     legacy,
     manifest,
     observed,
@@ -72,8 +74,8 @@ def own() -> Iterator[LiveKernel]:
         yield made
 
 
-def pid_of(kernel: LiveKernel, family: Family) -> int:
-    process = kernel._workers[family]._process
+def pid_of(served: LiveKernel, family: Family) -> int:
+    process = served._workers[family]._process
     assert process is not None
     return process.pid
 
@@ -92,6 +94,11 @@ def state_of(pid: int) -> str:
         return ""
 
 
+def uncounted(netns: str) -> str:
+    """All rules of the legacy tables without counters, which the kernel's own packets move."""
+    return re.sub(r"(?m)^\[\d+:\d+\] ", "", saved(netns))
+
+
 # ----------------------------------------------------------------------------------- they end
 
 
@@ -100,7 +107,7 @@ def test_a_worker_that_is_killed_between_look_and_commit(
     netns: str, own: LiveKernel, family: Family
 ) -> None:
     applied(netns, DESKTOP)
-    before = saved(netns)
+    before = uncounted(netns)
     with own.opened(netns) as namespace:
         plan = planned(namespace, netns)
         victim = pid_of(own, family)
@@ -108,7 +115,7 @@ def test_a_worker_that_is_killed_between_look_and_commit(
         with pytest.raises(TryAgain, match=f"iptables worker for {family.value} ended") as refusal:
             namespace.commit(plan)
         assert refusal.value.exit_code == 75
-        assert saved(netns) == before, "half of it was done"
+        assert uncounted(netns) == before, "half of it was done"
         assert state_of(victim) == "", "nobody asked how it ended"
         converge(netns, wanted(netns, [EDITED]), namespace)
         assert pid_of(own, family) != victim
@@ -132,22 +139,22 @@ def test_a_worker_is_killed_while_it_starts_and_while_it_is_idle(
 
 
 def test_workers_end_with_the_kernel_they_serve(netns: str) -> None:
-    kernel = LiveKernel(IPTABLES)
-    with kernel.opened(netns) as namespace:
+    served = LiveKernel(IPTABLES)
+    with served.opened(netns) as namespace:
         namespace.observe()
-    pids = [pid_of(kernel, family) for family in Family]
+    pids = [pid_of(served, family) for family in Family]
     assert all(state_of(pid) in ("S", "R") for pid in pids)
-    kernel.close()
+    served.close()
     assert [state_of(pid) for pid in pids] == ["", ""]
-    kernel.close()  # twice does no harm
+    served.close()  # twice does no harm
 
 
 def test_no_worker_is_started_where_nobody_uses_the_legacy_tables() -> None:
-    with pod() as name, closing(LiveKernel()) as kernel:
-        with kernel.opened(name) as namespace:
+    with pod() as name, closing(LiveKernel()) as made:
+        with made.opened(name) as namespace:
             converge(name, wanted(name, [DESKTOP]), namespace)
             assert namespace.backend == "nftables"
-        assert [kernel._workers[family]._process for family in Family] == [None, None]
+        assert [made._workers[family]._process for family in Family] == [None, None]
 
 
 # ----------------------------------------------------------------------------------- they hang
@@ -166,7 +173,7 @@ def impatient(command: tuple[str, ...] = (), patience: float = 5.0) -> Iterator[
 
 def test_a_worker_that_hangs_is_given_up_and_replaced(netns: str) -> None:
     applied(netns, DESKTOP)
-    before = saved(netns)
+    before = uncounted(netns)
     with impatient() as workers, opened(netns) as descriptor:
         tables = Iptables(descriptor, workers)
         seen = tables.observe()
@@ -179,7 +186,7 @@ def test_a_worker_that_hangs_is_given_up_and_replaced(netns: str) -> None:
             tables.commit(diff(netns, wanted(netns, [EDITED]), seen))
         assert time.monotonic() - began < 5
         assert state_of(process.pid) == ""
-        assert saved(netns) == before
+        assert uncounted(netns) == before
         assert tables.observe() == seen
 
 
@@ -308,7 +315,7 @@ def test_a_thousand_looks_leave_nothing_behind(netns: str, own: LiveKernel) -> N
         pids = ("self", *(str(pid_of(own, family)) for family in Family))
         return {pid: (descriptors(pid), resident(pid)) for pid in pids}
 
-    look(200)
+    look(100)
     before = sizes()
     look(1000)
     after = sizes()
@@ -331,7 +338,7 @@ def test_edits_leave_nothing_behind_either(netns: str, own: LiveKernel) -> None:
 
     before = edit(5)
     sizes = [resident(pid_of(own, family)) for family in Family]
-    assert edit(60) == before
+    assert edit(40) == before
     for family, size in zip(Family, sizes, strict=True):
         assert resident(pid_of(own, family)) < size + 4096
 
@@ -404,10 +411,10 @@ def test_without_python_iptables_nftables_is_used_and_the_reason_is_true(
 OTHERS = (
     ":DOCKER - [0:0]",
     ":KUBE-SERVICES - [0:0]",
-    "-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER",
-    "-A PREROUTING -m comment --comment portranger -j KUBE-SERVICES",
+    "-A PREROUTING -p tcp -m addrtype --dst-type LOCAL -j DOCKER",
+    "-A PREROUTING -p tcp -m comment --comment portranger -j KUBE-SERVICES",
     "-A OUTPUT -p udp -m multiport --dports 53,5353 -j RETURN",
-    "-A POSTROUTING -o eth6 -j MASQUERADE",
+    "-A POSTROUTING -o eth6 -p tcp -j MASQUERADE",
     "-A DOCKER -p tcp -m tcp --dport 8080:8090 -j REDIRECT --to-ports 80",
     '-A DOCKER -p tcp -m tcp --dport 22 -m comment --comment "VirtualMachine/default/x" -j RETURN',
     "-A KUBE-SERVICES -m statistic --mode random --probability 0.5 -j RETURN",
@@ -422,7 +429,7 @@ ELSEWHERE = """\
 COMMIT
 *mangle
 :PREROUTING ACCEPT [9:10]
-[11:12] -A PREROUTING -i eth0 -j MARK --set-xmark 0x7/0xffffffff
+[11:12] -A PREROUTING -i eth0 -p tcp -j MARK --set-xmark 0x7/0xffffffff
 COMMIT
 *raw
 [13:14] -A PREROUTING -p udp -m udp --dport 1000 -j CT --notrack
@@ -435,7 +442,6 @@ def with_others(netns: str) -> None:
     legacy(netns, *OTHERS)
     for command in LEGACY.values():
         text = within(netns, f"{command}-save", "-c", "-t", "nat")
-        text = re.sub(r"(ACCEPT) \[\d+:\d+\]", r"\1 [7000:420000]", text)
         for number in range(1, 20):
             text = text.replace("\n[0:0] -A", f"\n[{number}:{60 * number}] -A", 1)
         within(netns, f"{command}-restore", "-w", "-c", stdin=text)
@@ -443,13 +449,15 @@ def with_others(netns: str) -> None:
 
 
 def policies(netns: str) -> dict[str, int]:
-    """Packets that went to the end of each built-in chain. The kernel itself sends some."""
-    tables = saved(netns, policies=True).split("\nCOMMIT")
-    return {
-        f"{number} {name}": int(packets)
-        for number, table in enumerate(tables)
-        for name, packets in re.findall(r"^:(\S+) ACCEPT \[(\d+):", table, re.MULTILINE)
-    }
+    """Packets that went to the end of each built-in chain, but for those of the table nat: these
+    begin anew with every commit of libiptc, also one of iptables itself (seen with 1.8.9)."""
+    found: dict[str, int] = {}
+    for table in saved(netns, policies=True).split("COMMIT"):
+        title = " ".join(table.split()[:1])
+        for name, packets in re.findall(r"(?m)^:(\S+) ACCEPT \[(\d+):", table):
+            found.setdefault(f"{title} {name}", 0)
+            found[f"{title} {name}"] += int(packets)  # of both families
+    return {name: packets for name, packets in found.items() if "nat" not in name}
 
 
 def without_ours(text: str) -> str:
@@ -460,7 +468,7 @@ def test_rules_of_others_stay_byte_for_byte_with_their_counters() -> None:
     with pod() as netns:
         with_others(netns)
         before, ends = saved(netns), policies(netns)
-        assert len([packets for packets in ends.values() if packets >= 7000]) == 8
+        assert ends["*mangle PREROUTING"] >= 18
         assert "[5:300] -A" in before
         assert "[11:12] -A PREROUTING -i eth0" in before
         for ranges in ("1000-8000", "22", None, "1-65535/udp", "80,443"):
@@ -501,10 +509,10 @@ def test_a_chain_of_ours_that_changes_in_one_family_leaves_the_other_as_it_was(
     with own.opened(netns) as namespace:
         plan = planned(namespace, netns)
         legacy(netns, "-I PORTRANGER-PREROUTING -j RETURN", families=[Family.IP6])
-        before = saved(netns)
+        before = uncounted(netns)
         with pytest.raises(Stale):
             namespace.commit(plan)
-        assert saved(netns) == before
+        assert uncounted(netns) == before
 
 
 FOREIGN_JUMPS: dict[str, Callable[[str], None]] = {
@@ -531,11 +539,68 @@ def test_a_stranger_who_jumps_to_our_chains_keeps_all_of_his_rules(
     legacy(netns, *(f"-A PREROUTING -p tcp --dport {n} -j ACCEPT" for n in (1, 2, 3)))
     applied(netns, DESKTOP)
     jump(netns)
-    before = saved(netns)
+    before = uncounted(netns)
     assert applied(netns, DESKTOP).empty
-    assert saved(netns) == before
+    assert uncounted(netns) == before
     applied(netns, EDITED)
-    assert without_ours(saved(netns)) == without_ours(before)
+    assert without_ours(uncounted(netns)) == without_ours(before)
     applied(netns)
-    assert without_ours(saved(netns)) == without_ours(before)
+    assert without_ours(uncounted(netns)) == without_ours(before)
     assert "PORTRANGER" not in saved(netns)
+
+
+def test_only_the_table_nat_is_brought_to_life() -> None:
+    """By fresh workers: those of a command are."""
+    with pod() as netns, closing(LiveKernel(IPTABLES)) as fresh:
+        with fresh.opened(netns) as namespace:
+            converge(netns, wanted(netns, [DESKTOP]), namespace)
+            converge(netns, wanted(netns, [EDITED]), namespace)
+        for names in ("ip_tables_names", "ip6_tables_names"):
+            assert within(netns, "cat", f"/proc/net/{names}").split() == ["nat"]
+
+
+# -------------------------------------------------------------------------- what cannot be decoded
+
+
+@pytest.fixture
+def lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveKernel]:
+    """A kernel whose workers lack an extension that others use."""
+    extensions = next(Path("/usr/lib").glob("**/xtables/libxt_comment.so")).parent
+    for path in extensions.iterdir():
+        if "statistic" not in path.name and "REDIRECT" not in path.name:
+            (tmp_path / path.name).symlink_to(path)
+    with closing(LiveKernel(IPTABLES)) as made, space() as somewhere:
+        with monkeypatch.context() as environment, made.opened(somewhere) as namespace:
+            environment.setenv("XTABLES_LIBDIR", str(tmp_path))
+            namespace.observe()  # which starts the workers
+        yield made
+
+
+ODD = "-p tcp -m statistic --mode random --probability 0.5 -j REDIRECT --to-ports 7"
+
+
+def test_what_others_use_need_not_be_known_to_us(netns: str, lacking: LiveKernel) -> None:
+    legacy(netns, f"-A PREROUTING {ODD}")
+    with lacking.opened(netns) as namespace:
+        converge(netns, wanted(netns, [DESKTOP]), namespace)
+        legacy(netns, f"-I PORTRANGER-PREROUTING {ODD}")
+        assert len(namespace.observe().foreign) == 2
+        converge(netns, wanted(netns, [EDITED]), namespace)
+        assert not namespace.observe().foreign
+        assert saved(netns).count("statistic") == 2
+        converge(netns, wanted(netns, []), namespace)
+    assert saved(netns).count("statistic") == 2
+    assert "PORTRANGER" not in saved(netns)
+
+
+def test_a_rule_that_cannot_be_encoded_whole_is_not_written(netns: str) -> None:
+    """python-iptables would leave out the condition that it does not understand."""
+    applied(netns, DESKTOP)
+    before = uncounted(netns)
+    rule = next(live.rule for live in observed(netns).live if live.rule.ports)
+    with kernel(IPTABLES).opened(netns) as namespace:
+        namespace.observe()
+        with pytest.raises(Failure, match="can't encode"):
+            namespace.commit(Plan(netns=netns, add=(replace(rule, owner="x" * 300),)))
+        assert uncounted(netns) == before
+        assert not namespace.observe().foreign

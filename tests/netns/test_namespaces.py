@@ -142,7 +142,7 @@ def test_a_name_that_is_left_over_without_its_namespace_is_said_so() -> None:
             pass
         with pod() as name:
             applied(name, vm("a", "22"))
-            assert f"namespace {name} (nftables)" in portranger("show").stdout
+            assert f"namespace {name} (nftables: " in portranger("show").stdout
     finally:
         left_over.unlink()
 

@@ -207,6 +207,33 @@ def test_what_is_not_there_yet_is_waited_for(
     assert desired.pending == (Pending(OWNER, reason),)
 
 
+@pytest.mark.parametrize(
+    ("around", "families"),
+    [
+        pytest.param(POD, [], id="both have an address"),
+        pytest.param(None, [], id="there is no namespace to ask"),
+        pytest.param(IPV4_ONLY, [Family.IP6], id="IPv6 has none"),
+        pytest.param(space(LO), [Family.IP, Family.IP6], id="there is no link"),
+    ],
+)
+def test_a_family_without_an_address_keeps_what_it_has(
+    around: Surroundings | None, families: list[Family]
+) -> None:
+    kept = desire([machine("tcp 22")], around).kept
+    assert kept == {(OWNER, one) for one in families}
+
+
+def test_a_person_is_told_of_what_no_rule_says() -> None:
+    assert desire([machine("tcp 22")], POD).notes == ()
+    assert desire([machine()], POD).notes == (
+        f"{OWNER}: neither ports nor ranges are declared, so all are forwarded",
+    )
+    assert desire([machine("tcp 22")], space(LO, ETH0)).notes == (
+        f"{OWNER}: no link leads to the guest 10.0.2.2 yet",
+        f"{OWNER}: no link leads to the guest fd10:0:2::2 yet",
+    )
+
+
 def test_one_pending_machine_does_not_hold_up_another() -> None:
     waiting = machine("tcp 80", name="waiting", entry="ens4")
     desired = desire([waiting, machine("tcp 22")], POD)

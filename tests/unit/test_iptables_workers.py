@@ -112,6 +112,14 @@ def test_a_worker_is_not_waited_for_longer_than_its_patience(descriptor: int) ->
     assert 0.2 <= time.monotonic() - began < 30
 
 
+def test_a_worker_that_cannot_be_started_is_said_so(descriptor: int) -> None:
+    before = children(), descriptors()
+    worker = Worker(Family.IP6, ["/nonexistent/python"])
+    with pytest.raises(TryAgain, match="cannot start the iptables worker for ip6"):
+        worker.ask(descriptor, {})
+    assert (children(), descriptors()) == before
+
+
 def test_an_error_is_an_answer_and_the_worker_stays(descriptor: int) -> None:
     worker = playing(ERROR)
     with pytest.raises(Failure, match=r"iptables refused \(no luck\)") as caught:

@@ -795,6 +795,19 @@ def test_a_path_out_of_the_directory_of_namespaces_is_no_name() -> None:
     assert only(read(vmi(), netns="/run/netns/..")).netns == "/run/netns/.."
 
 
+def test_an_interface_that_is_being_unplugged_is_no_longer_ours() -> None:
+    machine = only(read(vmi("state: absent, ports: [{port: 80}]")))
+    assert machine.masquerade is None
+    reason = "state: absent: the interface is being unplugged"
+    assert [other.reason for other in machine.not_ours] == [reason]
+
+
+def test_a_key_of_the_pod_network_that_is_nearly_one_of_ours_is_found() -> None:
+    reading = read(vmi(network="pod: {vmNetworkCidr: 10.9.0.0/16}"))
+    assert found(reading) == [("unknown-key", NETWORK + ".pod.vmNetworkCidr")]
+    assert read(vmi(network="pod: {colour: red}")).problems == ()
+
+
 def test_the_namespace_given_by_the_caller_comes_first() -> None:
     assert only(read(vmi(metadata=annotated(netns="blue")), netns="green")).netns == "green"
 
@@ -965,7 +978,9 @@ def test_an_empty_document_is_nothing(document: object) -> None:
         ({"kind": ""}, [("missing", "kind")]),
         ({"kind": 5}, [("not-a-string", "kind")]),
         ({"kind": "VM", "apiVersion": 1, "spec": {}}, [("not-a-string", "apiVersion")]),
+        ({"kind": "virtualmachine", "spec": {}}, [("unknown-kind", "kind")]),
         ({"kind": "List"}, [("missing", "items")]),
+        ({"kind": "VirtualMachineList"}, [("missing", "items")]),
         ({"kind": "List", "items": {}}, [("not-a-list", "items")]),
         ({"kind": "List", "items": [5]}, [("not-a-mapping", "items[0]")]),
         ({"kind": "List", "items": [{}, {"kind": "List"}]}, [("nested-list", "items[1]")]),

@@ -8,6 +8,7 @@ from agent.errors import NoNamespace, Stale
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
 from rules.model import Desired, Foreign, Live, Observed, Rule, Sysctl
 from rules.plan import diff
+from rules.values import replace
 from tests.unit.samples import POD, egress, forward
 
 STRANGER = Foreign("prerouting", 0, "accept")
@@ -66,6 +67,34 @@ def test_a_refused_commit_changes_nothing() -> None:
 def test_a_commit_to_a_table_that_meanwhile(held: MemoryNamespace, seen: Observed) -> None:
     with pytest.raises(Stale, match="came or went"):
         held.commit(diff("blue", want(egress()), seen))
+
+
+def test_a_table_that_went_cannot_be_deleted() -> None:
+    seen = holding(forward()).observe()
+    with pytest.raises(Stale, match="came or went"):
+        holding().commit(diff("blue", want(), seen))
+
+
+def test_a_commit_of_settings_alone_changes_no_rule() -> None:
+    namespace = holding(forward())
+    before = namespace.observe()
+    desired = Desired(rules=frozenset({forward()}), sysctls=frozenset({Sysctl("a", "1")}))
+    namespace.commit(diff("blue", desired, namespace.observe(["a"])))
+    assert namespace.observe() == before
+    assert namespace.settings == {"a": "1"}
+
+
+def test_a_chain_that_went_is_put_back_with_its_rules_as_they_are() -> None:
+    namespace = holding(forward(), egress())
+    before = namespace.observe()
+    namespace.held = replace(before, chains=frozenset())
+    namespace.commit(diff("blue", want(forward(), egress()), namespace.observe()))
+    assert namespace.observe() == before
+
+
+def test_a_namespace_is_one_and_the_same_by_every_name() -> None:
+    namespace, other = holding(), holding()
+    assert namespace.identity == namespace.identity != other.identity
 
 
 def test_closing_a_namespace_leaves_it_as_it_is() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from rules.model import Chain, Desired, Family, Foreign, Live, Observed, Pending, Rule, Sysctl
 from rules.plan import Plan, SysctlChange, Table, diff
+from rules.values import replace
 from tests.unit.samples import OWNER, answerable, egress, forward, from_inside
 
 ALL_CHAINS = frozenset(Chain)
@@ -69,6 +70,35 @@ def test_a_chain_that_is_missing_is_created_with_its_rules() -> None:
     )
     plan = diff("blue", want(forward(), egress()), observed)
     assert (plan.chains, plan.add) == ((Chain.POSTROUTING,), (egress(),))
+
+
+def test_a_chain_that_went_without_its_rules_is_a_difference() -> None:
+    observed = replace(held(forward(), egress()), chains=frozenset({Chain.POSTROUTING}))
+    plan = diff("blue", want(forward(), egress()), observed)
+    assert (plan.chains, plan.add, plan.table) == ((Chain.PREROUTING,), (), Table.KEEP)
+    assert not plan.same_rules
+    assert not plan.empty
+
+
+# ------------------------------------------------------------------- what the other backend holds
+
+
+@pytest.mark.parametrize(
+    ("desired", "observed"),
+    [
+        pytest.param(want(egress()), held(egress()), id="beside what is wanted"),
+        pytest.param(want(), Observed(), id="alone"),
+    ],
+)
+def test_what_the_other_backend_holds_is_removed_there(
+    desired: Desired, observed: Observed
+) -> None:
+    left = (Live(forward(), 7), STRANGER)
+    plan = diff("blue", desired, replace(observed, leftovers=left))
+    assert plan.leftovers == left
+    assert (plan.table, plan.add, plan.change, plan.remove) == (Table.KEEP, (), (), ())
+    assert not plan.same_rules
+    assert not plan.empty
 
 
 # ------------------------------------------------------------------------------------ the rules

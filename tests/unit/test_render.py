@@ -138,6 +138,51 @@ def test_a_table_made_anew_says_why_before_everything_else() -> None:
     )
 
 
+def test_a_chain_put_back_is_told_where_its_rules_stay() -> None:
+    mended = Plan(netns="blue", chains=(Chain.OUTPUT,), unchanged=(Live(from_inside(), 1),))
+    assert plan_text(mended) == ["namespace blue", "  ~ chain output is put back"]
+    assert summary([mended]) == "Plan: 0 to add, 1 to change, 0 to remove; 1 unchanged."
+    assert plan_json([mended], [])["changes"] == [
+        {
+            "action": "change",
+            "netns": "blue",
+            "kind": "chain",
+            "before": {},
+            "after": {"chain": "output"},
+        }
+    ]
+
+
+@pytest.mark.parametrize("table", [Table.CREATE, Table.KEEP, Table.REMAKE])
+def test_a_chain_that_comes_with_its_rules_is_not_told(table: Table) -> None:
+    made = Plan(netns="blue", table=table, chains=(Chain.PREROUTING,), add=(forward(),))
+    assert not any("put back" in line for line in plan_text(made))
+
+
+def test_what_the_other_backend_holds_is_told_last() -> None:
+    moved = Plan(
+        netns="blue",
+        table=Table.CREATE,
+        chains=(Chain.POSTROUTING,),
+        add=(egress(),),
+        leftovers=(Live(forward(), 4), Foreign("output", 9, "accept")),
+    )
+    first, second, third = plan_text(moved)[1:]
+    assert first.startswith("  + ip  postrouting")
+    assert second.startswith("  - ip ")
+    assert second.endswith(f"{OWNER}  (left over in the other backend)")
+    assert third.split("  ")[1] == "- a foreign rule in output: accept"
+    assert third.endswith("(left over in the other backend)")
+    assert summary([moved]) == "Plan: 1 to add, 0 to change, 2 to remove; 0 unchanged."
+    common = {"action": "remove", "netns": "blue", "kind": "leftover", "after": None}
+    changes = plan_json([moved], [])["changes"]
+    assert isinstance(changes, list)
+    assert changes[1:] == [
+        {**common, "before": rule_json(forward())},
+        {**common, "before": {"owner": None, "chain": "output", "foreign": "accept"}},
+    ]
+
+
 def test_nothing_to_do_is_nothing_to_read() -> None:
     assert plan_text(plan(egress(), held=(egress(),))) == []
 

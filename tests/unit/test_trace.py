@@ -122,6 +122,14 @@ def test_any_loopback_address_is_a_sender_from_inside() -> None:
     assert "goes to 10.0.2.2:22" in line
 
 
+def test_over_ipv6_no_port_leads_from_inside_to_the_guest() -> None:
+    (line,) = answer(RULES, "tcp/22", "::1")
+    assert line == (
+        "IPv6 tcp/22 to ::1 from inside the namespace:"
+        " is not forwarded: from inside only 127.0.0.1 leads to the guest"
+    )
+
+
 def test_the_guests_own_traffic_leaves_with_another_address() -> None:
     (line,) = answer(RULES, "tcp/443", "10.0.2.2")
     assert line == (

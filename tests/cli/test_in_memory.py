@@ -1,0 +1,139 @@
+"""The commands over namespaces in memory: what they find, what they leave, and what they say."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.commands.apply import apply
+from agent.commands.clear import clear
+from agent.commands.plan import plan
+from agent.commands.show import show
+from agent.console import Console
+from agent.errors import BadManifest
+from agent.kernel.memory import MemoryKernel, MemoryNamespace
+from rules.model import Live
+from rules.values import replace
+from tests.unit.samples import POD, egress
+
+DESKTOP = Path(__file__).parent.parent.parent / "examples" / "desktop.yaml"
+
+
+class Spoken:
+    """A console that remembers."""
+
+    def __init__(self) -> None:
+        self.streams = io.StringIO(), io.StringIO()
+        self.console = Console(*self.streams, bytes)
+
+    @property
+    def out(self) -> str:
+        return self.streams[0].getvalue()
+
+    @property
+    def err(self) -> str:
+        return self.streams[1].getvalue()
+
+
+@pytest.fixture
+def spoken() -> Spoken:
+    return Spoken()
+
+
+@pytest.fixture
+def kernel() -> MemoryKernel:
+    return MemoryKernel({"desktop": MemoryNamespace(POD), "spare": MemoryNamespace(POD)})
+
+
+def yes(_: str) -> bool:
+    return True
+
+
+def applied(kernel: MemoryKernel, path: Path = DESKTOP) -> None:
+    assert apply([str(path)], Spoken().console, kernel=kernel, confirm=yes) == 0
+
+
+@pytest.fixture
+def bridged(tmp_path: Path) -> Path:
+    """The same machine, whose interface is no longer ours to forward to."""
+    path = tmp_path / "bridged.yaml"
+    text = DESKTOP.read_text().replace("masquerade", "bridge")
+    ranges, networks = text.index("              portRanges"), text.index("      networks")
+    path.write_text(text[:ranges] + text[networks:])
+    return path
+
+
+def test_a_machine_that_is_no_longer_ours_loses_its_rules(
+    kernel: MemoryKernel, bridged: Path, spoken: Spoken
+) -> None:
+    applied(kernel)
+    assert plan([str(bridged)], spoken.console, kernel=kernel, detailed=True) == 2
+    assert "Plan: 0 to add, 0 to change, 9 to remove; 0 unchanged." in spoken.out
+    applied(kernel, bridged)
+    assert not kernel.spaces["desktop"].observe().table
+
+
+def test_a_machine_that_is_not_ours_needs_no_namespace(bridged: Path, spoken: Spoken) -> None:
+    assert plan([str(bridged)], spoken.console, kernel=MemoryKernel({})) == 0
+    assert "not ours: VirtualMachine/default/desktop/red: bridge" in spoken.out
+    assert spoken.err == ""
+
+
+def test_a_plan_that_is_asked_says_which_backend_and_why(
+    kernel: MemoryKernel, spoken: Spoken
+) -> None:
+    assert plan([str(DESKTOP)], spoken.console, kernel=kernel, verbose=True) == 0
+    assert spoken.out.startswith("namespace desktop: memory (it is all there is)\n")
+
+
+def test_show_says_where_the_rules_are_and_what_is_left_elsewhere(
+    kernel: MemoryKernel, spoken: Spoken
+) -> None:
+    applied(kernel)
+    desktop = kernel.spaces["desktop"]
+    desktop.held = replace(desktop.held, leftovers=(Live(egress(), 3),))
+    assert show([], spoken.console, kernel=kernel) == 0
+    assert spoken.out.startswith("namespace desktop (memory: it is all there is)\n")
+    assert spoken.out.endswith(
+        "  and 1 left over in the other backend; the next apply removes them\n"
+    )
+    assert "spare" not in spoken.out
+
+
+def test_show_in_json_says_where_the_rules_are(kernel: MemoryKernel, spoken: Spoken) -> None:
+    applied(kernel)
+    assert show([], spoken.console, kernel=kernel, output="json") == 0
+    (desktop,) = json.loads(spoken.out)["namespaces"]
+    assert (desktop["netns"], desktop["backend"]) == ("desktop", "memory")
+    assert desktop["reason"] == "it is all there is"
+    assert len(desktop["rules"]) == 9
+
+
+def test_leftovers_are_planned_for_removal_and_go_with_an_apply(
+    kernel: MemoryKernel, spoken: Spoken
+) -> None:
+    applied(kernel)
+    desktop = kernel.spaces["desktop"]
+    desktop.held = replace(desktop.held, leftovers=(Live(egress(), 3),))
+    assert plan([str(DESKTOP)], spoken.console, kernel=kernel, detailed=True) == 2
+    assert "(left over in the other backend)" in spoken.out
+    applied(kernel)
+    assert desktop.held.leftovers == ()
+    assert len(desktop.held.live) == 9
+
+
+def test_clear_leaves_nothing_and_says_so(kernel: MemoryKernel, spoken: Spoken) -> None:
+    applied(kernel)
+    assert clear([], spoken.console, kernel=kernel, confirm=yes) == 0
+    assert "Cleared namespace desktop" in spoken.out
+    assert clear([], spoken.console, kernel=kernel, confirm=yes) == 0
+    assert spoken.out.endswith("Nothing to clear.\n")
+
+
+def test_two_names_of_one_namespace_are_refused(kernel: MemoryKernel, tmp_path: Path) -> None:
+    kernel.spaces["laptop"] = kernel.spaces["desktop"]
+    other = tmp_path / "laptop.yaml"
+    other.write_text(DESKTOP.read_text().replace("name: desktop", "name: laptop"))
+    with pytest.raises(BadManifest, match="desktop and laptop are one and the same namespace"):
+        plan([str(DESKTOP), str(other)], Spoken().console, kernel=kernel)
