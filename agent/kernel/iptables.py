@@ -4,7 +4,6 @@ The workers start when they are first needed and serve every namespace. One that
 talks nonsense is replaced; a commit is one atomic replace in the kernel, so nothing is half done.
 """
 
-import json
 import os
 import socket
 import subprocess
@@ -13,7 +12,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 
 from agent.errors import BackendMissing, Failure, NotPermitted, Stale, TryAgain
-from agent.kernel.wire import LENGTH, exactly, send
+from agent.kernel.wire import received, send
 from rules.model import Family, Live, Observed
 from rules.plan import Plan, Table
 from rules.xtables import decode, steps
@@ -49,14 +48,12 @@ class Worker:
             raise TryAgain(f"{what} ({error})", "Try again") from error
         try:
             send(channel, question, descriptor)
-            answer = json.loads(exactly(channel, LENGTH.unpack(exactly(channel, LENGTH.size))[0]))
-            if not isinstance(answer, dict):
-                raise ValueError(answer)
-        except (OSError, ValueError, MemoryError) as error:
+            answer = received(channel, self._patience)
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             self.stop()
             raise self._lost(error) from error
         if "error" in answer:
-            raise failure(str(answer["error"]), str(answer["text"]))
+            raise failure(str(answer["error"]), str(answer.get("text")))
         return answer
 
     def stop(self) -> None:
@@ -121,9 +118,15 @@ class Iptables:
     def observe(self) -> Observed:
         """What our chains hold, in both families."""
         listings = {f: self._workers[f].ask(self._descriptor, {}) for f in Family}
-        self._digests = {family: listing["digest"] for family, listing in listings.items()}
-        self.others = sum(int(str(listing["others"])) for listing in listings.values())
-        self._seen = decode(listings)
+        try:
+            self._digests = {family: listing["digest"] for family, listing in listings.items()}
+            self.others = sum(int(str(listing["others"])) for listing in listings.values())
+            self._seen = decode(listings)
+        except (LookupError, TypeError, ValueError) as error:
+            self._workers.stop()
+            raise TryAgain(
+                f"an iptables worker answered nonsense ({error!r})", "Try again"
+            ) from error
         return self._seen
 
     def commit(self, plan: Plan) -> None:

@@ -11,7 +11,7 @@ from agent.kernel import conntrack, rtnetlink, sysctl
 from agent.kernel import netns as namespaces
 from agent.kernel.backends import AUTO, Workers, chosen
 from rules.flows import forgotten
-from rules.model import Observed, Surroundings
+from rules.model import Foreign, Observed, Surroundings
 from rules.plan import Plan, Table
 from rules.values import replace
 
@@ -38,11 +38,10 @@ class LiveNamespace:
         with self._inside():
             settings = sysctl.read(sysctls)
         other = self._backends.other.observe() if self._backends.other else Observed()
-        return replace(
-            self._backends.tables.observe(),
-            sysctls=settings,
-            leftovers=(*other.live, *other.foreign),
-        )
+        leftovers = (*other.live, *other.foreign)
+        if other.table and not leftovers:
+            leftovers = (Foreign("its tables", 0, "nothing in a place of ours"),)
+        return replace(self._backends.tables.observe(), sysctls=settings, leftovers=leftovers)
 
     def commit(self, plan: Plan) -> None:
         """Settings first: where they may not be made, the rules would lead nowhere. What the other

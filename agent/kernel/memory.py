@@ -57,6 +57,8 @@ class MemoryNamespace:
         """Nothing is held."""
 
     def _changed(self, plan: Plan) -> Observed:
+        if plan.leftovers:
+            self.held, plan = replace(self.held, leftovers=()), replace(plan, leftovers=())
         if plan.same_rules:
             return self.held
         if plan.table is Table.DELETE and self.held.table:

@@ -35,6 +35,12 @@ GARBAGE = LISTEN + SAY + r'say(b"\xff{not json")'
 LIST = LISTEN + SAY + 'say(b"[1, 2]")'
 HUGE = LISTEN + r'os.write(c, b"\xff" * 8); time.sleep(60)'
 HUGE_AND_GONE = LISTEN + r'os.write(c, b"\xff" * 8)'
+NESTED = LISTEN + SAY + 'say(b"[" * 100_000)'
+TRICKLES = (
+    LISTEN
+    + r"""os.write(c, b"\xff\0\0\0")
+for _ in range(600): os.write(c, b" "); time.sleep(0.1)"""
+)
 ERROR = LISTEN + SAY + """say(b'{"error": "IPTCError", "text": "no luck"}'); os.read(c, 4)"""
 
 
@@ -84,6 +90,8 @@ def test_an_answer_comes_from_a_process_that_stays(descriptor: int) -> None:
         pytest.param(HANGS_MIDWAY, 0.2, "did not answer within 0.2 s", id="hangs in its answer"),
         pytest.param(GARBAGE, 30, "ended or answered nonsense", id="answers garbage"),
         pytest.param(LIST, 30, "ended or answered nonsense", id="answers a list"),
+        pytest.param(NESTED, 30, "ended or answered nonsense", id="answers a deep nest"),
+        pytest.param(TRICKLES, 0.5, "did not answer within 0.5 s", id="trickles"),
         pytest.param(HUGE, 0.2, "nonsense|did not answer", id="announces 4 GiB"),
         pytest.param(HUGE_AND_GONE, 30, "answered nonsense", id="announces 4 GiB and ends"),
     ],
