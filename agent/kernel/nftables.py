@@ -14,7 +14,8 @@ import nftables
 from agent.errors import BackendMissing, Failure, NotPermitted, Stale
 from agent.kernel.netlink import ask
 from rules.model import Observed, Rule
-from rules.nft import NAME, decode, encode
+from rules.nft import NAME, encode
+from rules.nft_listing import decode
 from rules.plan import Plan, Table
 
 LIBRARY = "libnftables.so.1"

@@ -17,7 +17,8 @@ import pytest
 from agent.sources.files import load
 from rules.desired import conflicts, desire
 from rules.model import Desired, Observed, Surroundings
-from rules.nft import decode, encode
+from rules.nft import encode
+from rules.nft_listing import decode
 from rules.plan import Plan, diff
 from rules.render import plan_json, plan_text, summary
 from rules.values import replace

@@ -27,7 +27,8 @@ from rules.model import (
     Rule,
     Surroundings,
 )
-from rules.nft import Json, decode
+from rules.nft import Json
+from rules.nft_listing import decode
 from rules.plan import Plan
 from rules.ports import HIGHEST, LOWEST, PortRange
 from rules.values import replace

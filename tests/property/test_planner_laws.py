@@ -22,7 +22,8 @@ from rules.model import (
     Rule,
     Surroundings,
 )
-from rules.nft import decode, encode, script
+from rules.nft import encode, script
+from rules.nft_listing import decode
 from rules.plan import Plan, diff
 from rules.ports import HIGHEST, LOWEST, PortRange, coalesce, subtract
 from rules.render import plan_json, plan_text, summary

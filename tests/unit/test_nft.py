@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from rules.model import Chain, Desired, Foreign, Live, Observed, Rule
-from rules.nft import decode, encode, script, statement
+from rules.nft import encode, script, statement
+from rules.nft_listing import decode
 from rules.plan import Plan, diff
 from rules.values import replace
 from tests.unit.samples import OWNER, answerable, egress, forward, from_inside

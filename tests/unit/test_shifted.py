@@ -4,7 +4,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from rules import nft, xtables
+from rules import nft, nft_listing, xtables
 from rules.model import Chain, Family, Protocol, Rule
 from rules.plan import Plan, Table
 from rules.ports import PortRange
@@ -42,7 +42,7 @@ def test_nftables_gives_back_what_it_was_given(rule: Rule) -> None:
         {"counter": {"packets": 1, "bytes": 2}} if "counter" in one else one
         for one in written["expr"]
     ]
-    observed = nft.decode([{"rule": {**written, "expr": listed, "handle": 4}}])
+    observed = nft_listing.decode([{"rule": {**written, "expr": listed, "handle": 4}}])
     assert [live.rule for live in observed.live] == [rule]
 
 
@@ -61,7 +61,7 @@ def test_a_range_that_collapses_is_not_ours() -> None:
     written = nft.encode(Plan(netns="x", add=(RANGE,)))[-1]["add"]["rule"]  # type: ignore[index]
     written["expr"][-2] = {"counter": {"packets": 0, "bytes": 0}}
     written["expr"][-1]["dnat"]["port"]["map"]["data"]["set"][2] = [9002, 7000]
-    assert nft.decode([{"rule": {**written, "handle": 4}}]).live == ()
+    assert nft_listing.decode([{"rule": {**written, "handle": 4}}]).live == ()
 
 
 def test_the_words_of_each_backend_name_every_port() -> None:
