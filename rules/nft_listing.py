@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 
 from rules.model import Address, Chain, Family, Foreign, Live, Observed, Protocol, Rule
-from rules.nft import NFPROTO, Json, chain_spec, link_key, verb, verdict
+from rules.nft import NFPROTO, Json, chain_spec, field, link_key, verb, verdict
 from rules.ports import PortRange
 from rules.problems import shown
 
