@@ -41,7 +41,7 @@ def desire(machines: Iterable[Machine], surroundings: Surroundings | None) -> De
     rules: set[Rule] = set()
     sysctls: set[Sysctl] = set()
     pending: list[Pending] = []
-    kept: set[tuple[str, Family]] = set()
+    kept: set[Rule] = set()
     notes: list[str] = []
     for machine in machines:
         masquerade = machine.masquerade
@@ -50,16 +50,18 @@ def desire(machines: Iterable[Machine], surroundings: Surroundings | None) -> De
         owner = label(machine.owner)
         entry = _entry(masquerade, surroundings)
         families = _families(entry, surroundings)
-        kept.update((owner, family) for family in Family if family not in families)
         if entry is None or not families:
             pending.append(Pending(owner, _why_pending(masquerade, entry)))
             continue
         if masquerade.claims is None:
             notes.append(f"{owner}: neither ports nor ranges are declared, so all are forwarded")
         for guest in masquerade.guests:
-            if Family.of(guest.address) in families:
-                link, gateway = _guest_side(guest, entry, surroundings)
-                rules.update(_rules(owner, masquerade, guest, entry, link, gateway))
+            link, gateway = _guest_side(guest, entry, surroundings)
+            made = _rules(owner, masquerade, guest, entry, link, gateway)
+            if Family.of(guest.address) not in families:
+                kept.update(made)  # an address that comes and goes must not cut connections
+            else:
+                rules.update(made)
                 there = surroundings is None or any(x.name == link for x in surroundings.links)
                 lets_in = there and gateway is not None
                 sysctls.update(_sysctls(Family.of(guest.address), link if lets_in else None))

@@ -199,5 +199,5 @@ class Desired(Value, kw_only=True):
     rules: frozenset[Rule] = frozenset()
     sysctls: frozenset[Sysctl] = frozenset()
     pending: tuple[Pending, ...] = ()
-    kept: frozenset[tuple[str, Family]] = frozenset()  # owners whose rules of a family stay
+    kept: frozenset[Rule] = frozenset()  # not wanted now, but left where they are
     notes: tuple[str, ...] = ()  # what a person should know, and no rule says

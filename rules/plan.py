@@ -54,6 +54,7 @@ class Plan(Value, kw_only=True):
 
 def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
     """What leads from the observed to the desired; rules that wait for an address stay."""
+    waiting = {pending.owner for pending in desired.pending}
     missing = set(desired.rules)
     unchanged: list[Live] = []
     surplus: list[Live] = []
@@ -61,7 +62,7 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
         if live.rule in missing:
             missing.discard(live.rule)
             unchanged.append(live)
-        elif (live.rule.owner, live.rule.family) in desired.kept:
+        elif live.rule in desired.kept or live.rule.owner in waiting:
             unchanged.append(live)
         else:
             surplus.append(live)

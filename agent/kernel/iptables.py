@@ -47,6 +47,7 @@ class Worker:
             what = f"cannot start the iptables worker for {self._family.value}"
             raise TryAgain(f"{what} ({error})", "Try again") from error
         try:
+            channel.settimeout(self._patience)  # what was left of it after the last answer
             send(channel, question, descriptor)
             answer = received(channel, self._patience)
         except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -80,7 +81,6 @@ class Worker:
             except OSError:
                 ours.close()
                 raise
-        ours.settimeout(self._patience)
         self._channel = ours
         return ours
 

@@ -94,6 +94,8 @@ class Nftables:
         if commands:
             code, _, error = self._context.json_cmd({"nftables": commands})
             if code != 0:
+                if plan.table is Table.CREATE and self._list().table:
+                    raise Stale("somebody else made the table while we looked", "Try again")
                 raise failure(error, plan.table)
 
     def close(self) -> None:

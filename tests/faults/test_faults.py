@@ -387,7 +387,7 @@ from agent.reconcile import ATTEMPTS, converge
 from rules.desired import desire
 from tests.spaces import vm
 netns, backend, *sides = sys.argv[1:]
-deadline = time.monotonic() + 30
+deadline = time.monotonic() + 120
 with LiveKernel(backend).opened(netns) as namespace:
     both = [desire([vm("desktop", side)], namespace.surroundings()) for side in sides]
     while time.monotonic() < deadline:
@@ -400,7 +400,7 @@ SIDES = (
     ",".join(f"{first}-{first + 5}" for first in range(1000, 1400, 10)),
     ",".join(f"{first}-{first + 8}/udp" for first in range(1005, 1405, 10)),
 )
-KILLS = {NFTABLES: 24, IPTABLES: 6}
+KILLS = {NFTABLES: 20, IPTABLES: 4}
 
 
 def test_a_kill_at_any_point_leaves_the_old_ruleset_or_the_new_one_whole(netns: str) -> None:
@@ -447,7 +447,7 @@ def kill_while_it_commits(netns: str, commits: int, part: float) -> None:
         took = 0.0
         for _ in range(commits):
             started = time.monotonic()
-            assert select.select([child.stdout], [], [], 30)[0], "it commits no more"
+            assert select.select([child.stdout], [], [], 60)[0], "it commits no more"
             assert os.read(child.stdout.fileno(), 1) == b"."
             took = time.monotonic() - started
         workers = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()

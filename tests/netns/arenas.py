@@ -188,7 +188,7 @@ class IptablesArena(LiveArena):
     """Where the legacy tables hold them. A handle is a place there, and places shift; so rules are
     known by numbers that we write into their counters, which a rewritten rule would lose."""
 
-    many = 500
+    many = 300
 
     def __init__(self, name: str) -> None:
         super().__init__(name, IPTABLES)

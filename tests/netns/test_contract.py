@@ -337,7 +337,7 @@ def test_rules_of_a_pending_machine_stay(arena: Arena) -> None:
 def test_thousands_of_ranges_go_in_at_once_and_one_of_them_out(arena: Arena) -> None:
     ranges = [f"{first}-{first + 8}" for first in range(1, 10 * arena.many, 10)]
     all_of_them = desire([vm("a", ",".join(ranges), entry="eth0.100")], SURROUNDINGS)
-    ranges.remove("3001-3009")
+    ranges.remove("2001-2009")
     all_but_one = desire([vm("a", ",".join(ranges), entry="eth0.100")], SURROUNDINGS)
     with entered(arena) as namespace:
         converge(arena.name, all_of_them, namespace)

@@ -97,12 +97,13 @@ def test_the_steps_lead_from_anything_to_what_is_desired(
     assert diff("blue", rules_only(after), now).empty
     assert after.rules <= {live.rule for live in now.live}
     assert theirs(table) == [2] * 6
+    waiting = {one.owner for one in after.pending}
     for family in Family:
         for chain_name, held in table[family].chains.items():
             if chain_name in CHAINS and held:
                 hook = table[family].chains[chain_name.removeprefix("PORTRANGER-")]
                 waits = all(
-                    (live.rule.owner, live.rule.family) in after.kept
+                    live.rule in after.kept or live.rule.owner in waiting
                     for live in now.live
                     if live.rule.family is family and name(live.rule.chain) == chain_name
                 )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from rules.model import Chain, Desired, Family, Foreign, Live, Observed, Pending, Rule, Sysctl
+from rules.model import Chain, Desired, Foreign, Live, Observed, Pending, Rule, Sysctl
 from rules.plan import Plan, SysctlChange, Table, diff
 from rules.values import replace
 from tests.unit.samples import OWNER, answerable, egress, forward, from_inside
@@ -196,10 +196,7 @@ def test_the_order_of_a_listing_does_not_matter() -> None:
 # -------------------------------------------------------------------------------------- pending
 
 
-WAITING = Desired(
-    pending=(Pending(OWNER, "there is no link yet"),),
-    kept=frozenset((OWNER, family) for family in Family),
-)
+WAITING = Desired(pending=(Pending(OWNER, "there is no link yet"),))
 
 
 def test_the_rules_of_a_pending_machine_stay_as_they_are() -> None:
@@ -210,7 +207,7 @@ def test_the_rules_of_a_pending_machine_stay_as_they_are() -> None:
 
 def test_the_rules_of_a_family_that_waits_stay_and_those_of_the_other_change() -> None:
     v6 = forward("tcp 22", to="fd10:0:2::2")
-    desired = Desired(rules=frozenset({egress()}), kept=frozenset({(OWNER, Family.IP6)}))
+    desired = Desired(rules=frozenset({egress()}), kept=frozenset({v6}))
     plan = diff("blue", desired, held(forward(), egress(), v6))
     assert (handles(plan.remove), handles(plan.unchanged)) == ([1], [2, 3])
 

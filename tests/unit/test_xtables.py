@@ -320,7 +320,7 @@ def test_empty_chains_alone_are_ours_to_remove() -> None:
 
 def test_what_a_pending_machine_has_stays_in_its_place() -> None:
     table = holding(forward(), egress(owner="another"))
-    desired = Desired(kept=frozenset({(OWNER, Family.IP)}))
+    desired = Desired(kept=frozenset({forward()}))
     plan = diff("blue", desired, table.observed())
     assert steps(plan, Family.IP) == [["delete", "PORTRANGER-POSTROUTING", 0]]
 
