@@ -3,7 +3,7 @@ now, and those that would keep a newly forwarded UDP port from being forwarded. 
 
 from collections.abc import Iterable, Set
 
-from rules.model import Address, Chain, Family, Foreign, Live, Protocol, Rule
+from rules.model import Address, Chain, Family, Live, Protocol, Rule
 from rules.plan import Plan
 from rules.ports import ALL_PORTS, PortRange, coalesce, subtract
 from rules.values import Value
@@ -24,7 +24,7 @@ class Forgotten(Value, kw_only=True):
     namespace itself that were not translated."""
 
     family: Family
-    protocol: Protocol | None  # None: of every protocol
+    protocol: Protocol | None  # None: of those that have no ports
     ports: tuple[PortRange, ...]
     answerer: Address | None
 
@@ -32,11 +32,13 @@ class Forgotten(Value, kw_only=True):
         """Whether the flow is one of them, in a namespace with these addresses of its own."""
         if self.answerer is None and flow.destination not in own:
             return False  # what the guest sends out to others has such ports, too
+        if self.answerer is not None and flow.destination == self.answerer:
+            return False  # nobody translated it: it was sent to the guest itself
         answerer = self.answerer or flow.destination
         if flow.family is not self.family or flow.answerer != answerer:
             return False
         if self.protocol is None:
-            return True
+            return flow.protocol not in NUMBERS.values()
         return flow.protocol == NUMBERS[self.protocol] and any(flow.port in p for p in self.ports)
 
 
@@ -48,7 +50,8 @@ _Way = tuple[Family, Protocol | None, Address | None, int | None]
 
 def forgotten(plan: Plan) -> tuple[Forgotten, ...]:
     """What a plan takes away or points elsewhere, and what would shadow its new UDP ports."""
-    before = _ways([*_rules(plan.remove), *(live.rule for live, _ in plan.change)])
+    gone_rules = [*plan.remove, *plan.leftovers, *(live for live, _ in plan.change)]
+    before = _ways(old.rule for old in gone_rules if isinstance(old, Live))
     new = _ways([*plan.add, *(rule for _, rule in plan.change)])
     stays = _ways(live.rule for live in plan.unchanged)
     found = [
@@ -59,14 +62,9 @@ def forgotten(plan: Plan) -> tuple[Forgotten, ...]:
     found += [
         Forgotten(family=family, protocol=Protocol.UDP, ports=fresh, answerer=None)
         for (family, protocol, _, _), ports in new.items()
-        if protocol in (Protocol.UDP, None)
-        and (fresh := subtract(ports, _of(before, family, protocol)))
+        if protocol is Protocol.UDP and (fresh := subtract(ports, _of(before, family, protocol)))
     ]
     return tuple(found)
-
-
-def _rules(removed: Iterable[Live | Foreign]) -> list[Rule]:
-    return [old.rule for old in removed if isinstance(old, Live)]
 
 
 def _ways(rules: Iterable[Rule]) -> dict[_Way, list[PortRange]]:
@@ -75,8 +73,9 @@ def _ways(rules: Iterable[Rule]) -> dict[_Way, list[PortRange]]:
     for rule in rules:
         if rule.chain in TRANSLATING:
             shift = rule.to_port - rule.ports.first if rule.to_port and rule.ports else None
-            way = (rule.family, rule.protocol, rule.to, shift)
-            ways.setdefault(way, []).append(rule.ports or ALL_PORTS)
+            for protocol in [rule.protocol] if rule.protocol else [*Protocol, None]:
+                way = (rule.family, protocol, rule.to, shift)
+                ways.setdefault(way, []).append(rule.ports or ALL_PORTS)
     return {way: list(coalesce(ports)) for way, ports in ways.items()}
 
 
@@ -86,6 +85,6 @@ def _of(
     return [
         one
         for (other, of, _, _), ports in ways.items()
-        if other is family and of in (protocol, None)
+        if other is family and of is protocol
         for one in ports
     ]

@@ -183,6 +183,8 @@ class Observed(Value, kw_only=True):
     table: bool = False
     unsound: str = ""  # why the table must be made anew, if it must
     leftovers: tuple[Live | Foreign, ...] = ()  # rules of ours that the other backend holds
+    standing: frozenset[tuple[Family, Chain]] = frozenset()  # of iptables: our chains
+    jumped: frozenset[tuple[Family, Chain]] = frozenset()  # of iptables: those that are jumped to
     sysctls: Mapping[str, str] = MappingProxyType({})
 
 

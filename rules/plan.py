@@ -4,7 +4,7 @@ import enum
 from collections import deque
 from collections.abc import Iterable
 
-from rules.model import Chain, Desired, Foreign, Live, Observed, Rule
+from rules.model import Chain, Desired, Family, Foreign, Live, Observed, Rule
 from rules.ports import ALL_PORTS
 from rules.values import Value
 
@@ -38,6 +38,8 @@ class Plan(Value, kw_only=True):
     remove: tuple[Live | Foreign, ...] = ()
     leftovers: tuple[Live | Foreign, ...] = ()  # to be removed from the other backend
     unchanged: tuple[Live, ...] = ()
+    standing: frozenset[tuple[Family, Chain]] = frozenset()  # as observed, for iptables
+    jumped: frozenset[tuple[Family, Chain]] = frozenset()
     sysctls: tuple[SysctlChange, ...] = ()
 
     @property
@@ -78,6 +80,8 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
         remove=(*remove, *observed.foreign),
         leftovers=observed.leftovers,
         unchanged=tuple(unchanged),
+        standing=observed.standing,
+        jumped=observed.jumped,
         sysctls=tuple(
             SysctlChange(sysctl.name, observed.sysctls.get(sysctl.name), sysctl.value)
             for sysctl in sorted(desired.sysctls)

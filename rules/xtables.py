@@ -80,16 +80,19 @@ def decode(listings: Mapping[Family, Mapping[str, object]]) -> Observed:
     foreign: list[Foreign] = []
     made: set[Chain] = set()
     broken: set[Chain] = set()
-    table = False
+    standing: set[tuple[Family, Chain]] = set()
+    jumped: set[tuple[Family, Chain]] = set()
     for family, listing in listings.items():
         chains: dict[str, list[Json]] = listing["chains"]  # type: ignore[assignment]
         jumps: dict[str, list[int]] = listing["jumps"]  # type: ignore[assignment]
         for chain_name, rules in chains.items():
             if chain_name not in CHAINS:
                 continue
-            table = True
             chain = CHAINS[chain_name]
             places = jumps.get(chain_name, [])
+            standing.add((family, chain))
+            if places:
+                jumped.add((family, chain))
             if places or rules:  # an empty chain that nothing leads to is as good as none
                 (made if places else broken).add(chain)
             foreign += [
@@ -106,7 +109,9 @@ def decode(listings: Mapping[Family, Mapping[str, object]]) -> Observed:
         live=tuple(live),
         foreign=tuple(foreign),
         chains=frozenset(made - broken),
-        table=table,
+        table=bool(standing),
+        standing=frozenset(standing),
+        jumped=frozenset(jumped),
     )
 
 
@@ -128,9 +133,9 @@ def _script_lines(plan: Plan, family: Family, flag: str) -> Iterator[str]:
     for chain_name, place in _deleted(plan, family):
         yield f"{flag} -D {chain_name} {place + 1}"
     for chain in _ensured(plan, family):
-        if not _stands(plan, family, chain):
+        if (family, chain) not in plan.standing:
             yield f"{flag} -N {name(chain)}"
-        if not _stands(plan, family, chain) or chain in plan.chains:
+        if (family, chain) not in plan.jumped:
             yield f"{flag} -I {built_in(chain)} {_jump(chain)}"
     for rule in _written(plan):
         if rule.family is family:
@@ -141,8 +146,9 @@ def _dropped(plan: Plan, family: Family, flag: str) -> Iterator[str]:
     for chain_name, place in _deleted(plan, family):
         if chain_name not in CHAINS:  # a second jump
             yield f"{flag} -D {chain_name} {place + 1}"
-    for chain in (chain for chain in Chain if _stands(plan, family, chain)):
-        yield f"{flag} -D {built_in(chain)} {_jump(chain)}"
+    for chain in (chain for chain in Chain if (family, chain) in plan.standing):
+        if (family, chain) in plan.jumped:
+            yield f"{flag} -D {built_in(chain)} {_jump(chain)}"
         yield f"{flag} -F {name(chain)}"
         yield f"{flag} -X {name(chain)}"
 
@@ -175,12 +181,6 @@ def _ensured(plan: Plan, family: Family) -> list[Chain]:
     held = [live.rule for live in plan.unchanged if live.rule.chain in plan.chains]
     used = {rule.chain for rule in (*_written(plan), *held) if rule.family is family}
     return [chain for chain in Chain if chain in used]
-
-
-def _stands(plan: Plan, family: Family, chain: Chain) -> bool:
-    """Whether our chain is there already, as far as its rules tell."""
-    kept = any(one.rule.family is family and one.rule.chain is chain for one in plan.unchanged)
-    return kept or any(of == name(chain) for of, _ in _deleted(plan, family))
 
 
 def _written(plan: Plan) -> list[Rule]:

@@ -32,6 +32,10 @@ def explain(  # noqa: PLR0913 - the options of the command
     failures: list[Failure] = []
     if kernel is not None:
         found, failures = held([netns] if netns else [], kernel)
+        for name, one in found.items():
+            if one.observed.leftovers:
+                count = len(one.observed.leftovers)
+                console.say(f"namespace {name}: {count} rules are left over in the other backend")
         rules = {name: [x.rule for x in one.live] for name, one in found.items()}
     else:
         snapshot = load(paths, console.stdin)

@@ -81,6 +81,9 @@ def _say_script(console: Console, plans: Sequence[Plan], output: str) -> None:
         console.say(f"# portranger, namespace {one.netns}. {summary([one])}")
         for change in one.sysctls:
             console.say(f"# sysctl -w {change.name}={change.after}")
+        if one.leftovers:
+            count = len(one.leftovers)
+            console.say(f"# {count} rules of ours are in the other backend: apply removes them")
         script = nft.script(one) if output == "nft" else xtables.script(one)
         for line in script.splitlines():
             console.say(line)

@@ -52,9 +52,8 @@ def chosen(asked: str, descriptor: int, workers: Workers) -> Backends:
         if asked == NFTABLES or legacy is None:
             raise
         return Backends(IPTABLES, f"nftables cannot be used: {missing}", legacy, None)
-    legacy, unreadable = _usable(legacy)
     if asked == NFTABLES:
-        return Backends(NFTABLES, "asked for", modern, legacy)
+        return Backends(NFTABLES, "asked for", modern, _usable(legacy))
     if ours:
         return Backends(NFTABLES, "our table is there", modern, legacy)
     if legacy is not None:
@@ -64,8 +63,6 @@ def chosen(asked: str, descriptor: int, workers: Workers) -> Backends:
             reason = f"{legacy.others} rules of others are in the legacy NAT tables"
             return Backends(IPTABLES, reason, legacy, modern)
     reason = "no legacy NAT rules here; what iptables-nft writes is nftables, too"
-    if unreadable:
-        reason = f"there are legacy NAT tables, but they cannot be read: {unreadable}"
     return Backends(NFTABLES, reason, modern, None)
 
 
@@ -81,14 +78,15 @@ def _words(path: Path) -> list[str]:
         return []
 
 
-def _usable(legacy: Iptables | None) -> tuple[Iptables | None, str]:
-    """The legacy tables or, where they are there but cannot be asked, why."""
+def _usable(legacy: Iptables | None) -> Iptables | None:
+    """The legacy tables, where they can be asked. Only who asks for nftables by name may go on
+    without: otherwise rules of ours could stay in there unseen."""
     try:
         if legacy is not None:
             legacy.observe()
-    except BackendMissing as missing:
-        return None, str(missing)
-    return legacy, ""
+    except BackendMissing:
+        return None
+    return legacy
 
 
 def _nftables_if_usable() -> Nftables | None:

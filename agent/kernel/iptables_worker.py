@@ -24,6 +24,7 @@ from agent.kernel.netns import inside
 from agent.kernel.wire import LENGTH, exactly, send
 from rules.xtables import JUMP_COMMENT, PREFIX
 
+OURS = {PREFIX + name for name in ("PREROUTING", "OUTPUT", "POSTROUTING", "FORWARD")}
 LOCK = "/run/xtables.lock"
 LOCK_PATIENCE = 5.0  # seconds to wait for another program that holds the lock
 
@@ -103,14 +104,17 @@ def _listing(table: Any, family: str) -> Json:
     others = 0
     for chain in table.chains:
         entries = _entries(table, chain.name)
-        if chain.name.startswith(PREFIX):
+        if chain.name in OURS:
             chains[chain.name] = [_decoded(chain, entry, family) for entry, _ in entries]
             continue
         places = _jumps(chain, family)
         if places:
             jumps[PREFIX + chain.name] = places
         others += len(entries) - len(places)
-    content = json.dumps([{c: [_plain(r) for r in rs] for c, rs in chains.items()}, jumps])
+    # Where a single jump stands is for others to move; of several, places are deleted.
+    several = {name: places for name, places in jumps.items() if len(places) > 1}
+    plain = {chain: [_plain(rule) for rule in rules] for chain, rules in chains.items()}
+    content = json.dumps([plain, sorted(jumps), several])
     digest = sha256(content.encode()).hexdigest()
     return {"chains": chains, "jumps": jumps, "others": others, "digest": digest}
 
@@ -187,9 +191,9 @@ def _encoded(rule: Json, family: str) -> Any:
 def _drop(table: Any, _family: str) -> None:
     for chain in table.chains:
         for place, (_, target) in reversed(list(enumerate(_entries(table, chain.name)))):
-            if target.startswith(PREFIX):
+            if target in OURS:
                 _delete(table, _family, chain.name, place)
-    ours = [chain for chain in table.chains if chain.name.startswith(PREFIX)]
+    ours = [chain for chain in table.chains if chain.name in OURS]
     for chain in ours:
         chain.flush()
     for chain in ours:

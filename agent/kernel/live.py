@@ -10,7 +10,7 @@ from agent.errors import Failure
 from agent.kernel import conntrack, rtnetlink, sysctl
 from agent.kernel import netns as namespaces
 from agent.kernel.backends import AUTO, Workers, chosen
-from rules.flows import forgotten
+from rules.flows import Forgotten, forgotten
 from rules.model import Foreign, Observed, Surroundings
 from rules.plan import Plan, Table
 from rules.values import replace
@@ -27,6 +27,7 @@ class LiveNamespace:
         with self._inside():
             self._backends = chosen(backend, descriptor, workers)
         self.backend, self.reason = self._backends.name, self._backends.reason
+        self._due: tuple[Forgotten, ...] = ()  # flows to forget after the next whole commit
         status = os.fstat(descriptor)
         self.identity = (status.st_dev, status.st_ino)
 
@@ -50,11 +51,12 @@ class LiveNamespace:
         with self._inside():
             for change in plan.sysctls:
                 sysctl.write(change.name, change.after)
+        self._due = (*self._due, *forgotten(plan))  # a stale commit may have done a part of it
         self._backends.tables.commit(plan)
         if plan.leftovers and self._backends.other:
             gone = Plan(netns=plan.netns, table=Table.DELETE, remove=plan.leftovers)
             self._backends.other.commit(gone)
-        due = forgotten(plan)
+        due, self._due = self._due, ()
         if due:
             with self._inside():
                 links = rtnetlink.surroundings().links

@@ -63,6 +63,9 @@ def cut(before: list[Rule], after: list[Rule], port: int, protocol: int, answere
         ([rule(1, 9)], [rule(1, 9, shift=100)], 3, TCP, GUEST, True),
         ([rule(1, 9)], [], 3, TCP, GUEST, True),
         ([EVERYTHING], [rule(1, 9)], 3, 132, GUEST, True),
+        ([EVERYTHING], [rule(1, 9)], 3, TCP, GUEST, False),
+        ([EVERYTHING], [rule(1, 9)], 10, TCP, GUEST, True),
+        ([rule(1, 9)], [EVERYTHING], 3, TCP, GUEST, False),
         ([rule(1, 9), EGRESS], [rule(1, 9)], 3, TCP, GUEST, False),
         ([], [rule(1, 9, Protocol.UDP)], 3, UDP, POD, True),
         ([], [rule(1, 9, Protocol.UDP)], 3, UDP, ELSEWHERE, False),
@@ -81,7 +84,10 @@ def cut(before: list[Rule], after: list[Rule], port: int, protocol: int, answere
         "a port that leads to another guest",
         "a port that leads to another port",
         "everything of it goes",
-        "every port was forwarded, and few are now",
+        "everything was forwarded: a protocol without ports",
+        "everything was forwarded: a port that still is",
+        "everything was forwarded: a port that no longer is",
+        "everything is forwarded now, and the port was before",
         "only the guest's own way out goes",
         "a UDP flow from before the port was forwarded",
         "the guest's own flow to such a port elsewhere",
@@ -110,3 +116,16 @@ def test_a_flow_of_the_other_family_stays() -> None:
 def test_a_foreign_rule_that_goes_takes_no_flow_along() -> None:
     foreign = (Foreign("prerouting", 1, "accept"),)
     assert forgotten(diff("x", Desired(), Observed(foreign=foreign, table=True))) == ()
+
+
+def test_a_flow_that_was_sent_to_the_guest_itself_stays() -> None:
+    plan = diff("x", Desired(), Observed(live=(Live(rule(1, 9), 0),), table=True))
+    flow = Flow(family=Family.IP, protocol=TCP, port=3, destination=GUEST, answerer=GUEST)
+    assert not any(one.holds(flow, {POD}) for one in forgotten(plan))
+
+
+def test_what_is_left_over_elsewhere_counts_as_forwarded_before() -> None:
+    leftovers = (Live(rule(1, 9), 0),)
+    plan = diff("x", Desired(rules=frozenset({rule(1, 5)})), Observed(leftovers=leftovers))
+    cut_ports = [str(ports) for one in forgotten(plan) for ports in one.ports]
+    assert cut_ports == ["6-9"]
