@@ -1,0 +1,93 @@
+"""The iptables backend where somebody was at our chains, or the backend changes with the ports."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from agent.kernel.lab import POD, Lab, built
+from agent.kernel.live import LiveKernel
+from agent.kernel.probe import asks, connected, echoing
+from agent.reconcile import converge
+from rules.desired import desire
+from rules.model import Protocol
+from rules.plan import diff
+from rules.xtables import script
+from tests.spaces import vm
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with built(f"prl{os.getpid()}") as made:
+        yield made
+
+
+def legacy(lab: Lab, command: str) -> None:
+    subprocess.run(["ip", "netns", "exec", lab.pod, *command.split()], check=True)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "iptables-legacy -t nat -F PORTRANGER-PREROUTING",
+        "iptables-legacy -t nat -F",
+        "ip6tables-legacy -t nat -F PORTRANGER-PREROUTING",
+        "iptables-legacy -t nat -D PREROUTING 1",
+    ],
+)
+@pytest.mark.parametrize("wanted", ["1000-2000,3000/udp", ""], ids=["mended", "removed"])
+def test_the_script_mends_what_apply_would(lab: Lab, damage: str, wanted: str) -> None:
+    kernel = LiveKernel("iptables")
+    try:
+        with kernel.opened(lab.pod) as namespace:
+            links = namespace.surroundings()
+            converge("x", desire([vm("a", "1000-2000,3000/udp")], links), namespace)
+            legacy(lab, damage)
+            after = desire([vm("a", wanted)] if wanted else [], links)
+            names = [sysctl.name for sysctl in after.sysctls]
+            text = script(diff("x", after, namespace.observe(names)))
+            for program in ("iptables-legacy-restore", "ip6tables-legacy-restore"):
+                command = ["ip", "netns", "exec", lab.pod, program, "--noflush"]
+                subprocess.run(command, input=text, text=True, check=True)
+            assert diff("x", after, namespace.observe(names)).empty
+    finally:
+        kernel.close()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("nftables", "iptables"), ("iptables", "nftables")], ids=["there", "back"]
+)
+def test_ports_that_go_with_a_change_of_backends_are_closed(lab: Lab, one: str, other: str) -> None:
+    before, after = LiveKernel(one), LiveKernel(other)
+    try:
+        with echoing(lab, lab.guest, [(Protocol.TCP, 1500), (Protocol.TCP, 1600)]):
+            with before.opened(lab.pod) as namespace:
+                links = namespace.surroundings()
+                converge("x", desire([vm("a", "1500,1600")], links), namespace)
+            stays = connected(lab, lab.client, POD[0].ip, Protocol.TCP, 1500)
+            goes = connected(lab, lab.client, POD[0].ip, Protocol.TCP, 1600)
+            with stays, goes:
+                assert (asks(stays), asks(goes)) == (1500, 1600)
+                with after.opened(lab.pod) as namespace:
+                    converge("x", desire([vm("a", "1500")], links), namespace)
+                assert asks(stays) == 1500
+                goes.settimeout(0.5)
+                with pytest.raises(OSError, match=r"reset|timed out"):
+                    asks(goes)
+    finally:
+        before.close()
+        after.close()
+
+
+def test_a_chain_with_a_name_like_ours_is_not_ours(lab: Lab) -> None:
+    kernel = LiveKernel("iptables")
+    try:
+        legacy(lab, "iptables-legacy -t nat -N PORTRANGER-FOO")
+        with kernel.opened(lab.pod) as namespace:
+            converge("x", desire([vm("a", "22")], namespace.surroundings()), namespace)
+            converge("x", desire([], None), namespace)
+            assert not namespace.observe().table
+        legacy(lab, "iptables-legacy -t nat -X PORTRANGER-FOO")
+    finally:
+        kernel.close()
