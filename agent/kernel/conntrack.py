@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterator, Sequence, Set
 from ipaddress import ip_address
 
+from agent.kernel import sysctl
 from agent.kernel.netlink import NLM_F_ACK, NLM_F_DUMP, Attributes, ask, attribute, attributes
 from rules.flows import Flow, Forgotten
 from rules.model import Address, Family
@@ -18,23 +19,39 @@ CTA_IP_SRC = {Family.IP: 1, Family.IP6: 3}
 CTA_IP_DST = {Family.IP: 2, Family.IP6: 4}
 CTA_PROTO_NUM, CTA_PROTO_DST_PORT = 1, 3
 VERSIONS = {Family.IP: socket.AF_INET, Family.IP6: socket.AF_INET6}
+FAMILIES = {int(version): family for family, version in VERSIONS.items()}
+COUNT = "net.netfilter.nf_conntrack_count"
 
 
-def forget(due: Sequence[Forgotten], own: Set[Address]) -> int:
-    """Forget these flows of a namespace with these addresses, in one pass per family; returns how
-    many there were."""
-    count = 0
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER) as netlink:
-        for family in {one.family for one in due}:
-            held = [one for one in due if one.family is family]
-            for flow, entry in list(_flows(netlink, family)):
-                if any(one.holds(flow, own) for one in held):
-                    count += _delete(netlink, family, entry)
-    return count
+class Conntrack:
+    """Made by a thread that is in the namespace. Its socket stays open: to close one of this kind
+    after rules were deleted waits until the kernel has destroyed them, for 15 ms."""
+
+    def __init__(self) -> None:
+        self._netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
+
+    def forget(self, due: Sequence[Forgotten], own: Set[Address]) -> int:
+        """Forget these flows of a namespace with these addresses, all in one pass; returns how
+        many there were."""
+        return sum(
+            _delete(self._netlink, flow.family, entry)
+            for flow, entry in list(_flows(self._netlink))
+            if any(one.holds(flow, own) for one in due)
+        )
+
+    def close(self) -> None:
+        self._netlink.close()
 
 
-def _flows(netlink: socket.socket, family: Family) -> Iterator[tuple[Flow, Attributes]]:
-    for _, entry in ask(netlink, CT_GET, NLM_F_DUMP, _header(family), "=BBH"):
+def is_idle() -> bool:
+    """Whether the namespace this thread is in tracks no flow: a pass over all flows of the machine,
+    which takes milliseconds, would find none."""
+    return sysctl.read([COUNT]).get(COUNT) == "0"
+
+
+def _flows(netlink: socket.socket) -> Iterator[tuple[Flow, Attributes]]:
+    for header, entry in ask(netlink, CT_GET, NLM_F_DUMP, bytes(4), "=BBH"):
+        family = FAMILIES[header[0]]
         original, reply = _nested(entry, CTA_TUPLE_ORIG), _nested(entry, CTA_TUPLE_REPLY)
         protocol = _nested(original, CTA_TUPLE_PROTO)
         port = protocol.get(CTA_PROTO_DST_PORT, b"\0\0")

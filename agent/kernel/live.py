@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from agent.errors import Failure
-from agent.kernel import conntrack, rtnetlink, sysctl
 from agent.kernel import netns as namespaces
+from agent.kernel import rtnetlink, sysctl
 from agent.kernel.backends import AUTO, Workers, chosen
+from agent.kernel.conntrack import Conntrack, is_idle
 from rules.flows import Forgotten, forgotten
 from rules.model import Foreign, Observed, Surroundings
 from rules.plan import Plan, Table
@@ -27,6 +28,7 @@ class LiveNamespace:
         with self._inside():
             self._backends = chosen(backend, descriptor, workers)
         self.backend, self.reason = self._backends.name, self._backends.reason
+        self._conntrack: Conntrack | None = None
         self._due: tuple[Forgotten, ...] = ()  # flows to forget after the next whole commit
         status = os.fstat(descriptor)
         self.identity = (status.st_dev, status.st_ino)
@@ -59,8 +61,15 @@ class LiveNamespace:
         due, self._due = self._due, ()
         if due:
             with self._inside():
-                links = rtnetlink.surroundings().links
-                conntrack.forget(due, {a.ip for link in links for a in link.addresses})
+                self._forget(due)
+
+    def _forget(self, due: tuple[Forgotten, ...]) -> None:
+        if is_idle():
+            return
+        if self._conntrack is None:
+            self._conntrack = Conntrack()
+        links = rtnetlink.surroundings().links
+        self._conntrack.forget(due, {a.ip for link in links for a in link.addresses})
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -80,6 +89,8 @@ class LiveNamespace:
 
     def close(self) -> None:
         self._backends.close()
+        if self._conntrack is not None:
+            self._conntrack.close()
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
