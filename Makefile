@@ -16,7 +16,14 @@ BIN := $(VENV)/bin
 # python-iptables is built from source.
 PYTHON_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev
 RUNTIME_PACKAGES := $(PYTHON_PACKAGES) libnftables1 iproute2
-TEST_PACKAGES := $(RUNTIME_PACKAGES) nftables conntrack iptables
+TEST_PACKAGES := $(RUNTIME_PACKAGES) nftables conntrack iptables debootstrap systemd-container
+
+# Where `make install` puts things. DESTDIR comes before every path, and no installed file names it.
+PREFIX ?= /usr/local
+DESTDIR ?=
+# Of the directories that systemd reads: see systemd.unit(5) and tmpfiles.d(5).
+UNIT_DIR := $(if $(filter /usr /usr/local,$(PREFIX)),$(PREFIX)/lib/systemd/system,/etc/systemd/system)
+TMPFILES_DIR := $(if $(filter /usr /usr/local,$(PREFIX)),$(PREFIX)/lib/tmpfiles.d,/etc/tmpfiles.d)
 
 # The tests that need neither root nor a kernel, and so decide on the coverage of rules/.
 PURE_TESTS = $(wildcard tests/unit tests/property tests/golden)
@@ -38,6 +45,18 @@ test: packages-test venv ## run every test; what cannot run here is listed with 
 .PHONY: bench
 bench: packages-test venv ## measure, against nft run as a process
 	@$(BIN)/python -m bench $(ARGS)
+
+##@ Run it as a service
+
+.PHONY: install
+install: packages-runtime ## install the command, its unit, manual and configuration (PREFIX=/usr/local, DESTDIR=)
+	@$(installation)
+	$(install)
+
+.PHONY: uninstall
+uninstall: ## remove what install put there; what was edited, and the rules, stay
+	@$(installation)
+	$(uninstall)
 
 ##@ Change it
 
@@ -121,6 +140,7 @@ present() {
         libnftables1) grep libnftables.so.1 <<<"$$(ldconfig -p)" ;;
         iproute2) command -v ip ;;
         nftables) command -v nft ;;
+        systemd-container) command -v systemd-nspawn ;;
         *) command -v "$$1" ;;
     esac >/dev/null 2>&1
 }
@@ -205,4 +225,153 @@ $(PYTHON) -m venv "$$scratch/venv"
 } >"$$scratch/constraints.txt"
 cp "$$scratch/constraints.txt" constraints.txt
 echo "make: wrote constraints.txt"
+endef
+
+# ----------------------------------------------------------------------------------- installation
+
+# Every path in one place, for install and uninstall alike.
+define installation
+umask 022
+prefix='$(PREFIX)' root='$(DESTDIR)'
+if [[ $$prefix != /* ]]; then
+    echo "make: PREFIX must be an absolute path, and is $$prefix" >&2
+    exit 1
+fi
+if [[ $$root ]]; then root=$$(realpath -m -- "$$root"); fi
+environment=$$prefix/lib/portranger
+command=$$prefix/bin/portranger
+unit=$(UNIT_DIR)/portranger.service
+tmpfiles=$(TMPFILES_DIR)/portranger.conf
+manual=$$prefix/share/man/man8/portranger.8
+declare -A completions=(
+    [bash]=$$prefix/share/bash-completion/completions/portranger
+    [zsh]=$$prefix/share/zsh/site-functions/_portranger
+    [fish]=$$prefix/share/fish/vendor_completions.d/portranger.fish
+)
+# A configuration that differs from what was shipped was edited, and belongs to whoever did that.
+shipped=$$prefix/share/portranger/portranger.toml
+configuration=/etc/portranger/portranger.toml
+manifests=/etc/portranger/manifests.d
+state=/var/lib/portranger
+files=("$$command" "$$unit" "$$tmpfiles" "$$manual" "$${completions[@]}" "$$shipped")
+edited() { [[ -e $$root$$configuration ]] && ! cmp -s "$$root$$shipped" "$$root$$configuration"; }
+here() { [[ ! $$root && -d /run/systemd/system ]]; }
+take_turns() { exec 9<"$$root$$prefix/lib"; flock 9; }
+endef
+
+# The environment is built beside the one in use and takes its place when it is complete. Its scripts
+# and its bytecode name the place where it will be, not the one where it was built. Where the pins
+# are the same it begins as a copy, and no network is needed.
+define install
+base=$$($(PYTHON) -c 'import os, sys; print(os.path.realpath(sys.base_prefix))')
+for path in "$$environment" "$$base"; do
+    case $$path/ in /home/* | /root/* | /run/user/*)
+        echo "make: the service sees no home directories, and $$path is in one" >&2
+        echo "make: name other places: make install PREFIX=/usr/local PYTHON=/usr/bin/python3" >&2
+        exit 1 ;;
+    esac
+done
+staging=$$root$$environment.new
+scratch=$$(mktemp -d)
+trap 'rm -rf "$$scratch" "$$staging"' EXIT
+pins() { { $(PYTHON) -VV; cat constraints.txt; } | sha256sum; }
+pip() { "$$staging/bin/python" -B -m pip "$$@" -q --no-compile --root-user-action=ignore; }
+build_environment() {
+    echo "make: building $$environment with $$($(PYTHON) -V)"
+    rm -rf "$$staging"
+    if [[ -r $$root$$environment/.pins && $$(<"$$root$$environment/.pins") == "$$(pins)" ]]; then
+        cp -a "$$root$$environment" "$$staging"
+    else
+        $(PYTHON) -m venv "$$staging"
+        pip install -c constraints.txt --upgrade pip setuptools
+    fi
+    # From a copy: a build leaves its traces where the sources are.
+    cp -r agent rules pyproject.toml README.md LICENSE "$$scratch"
+    pip install -c constraints.txt --no-build-isolation "$$scratch[iptables]"
+    rm -f "$$staging"/lib/python3*/site-packages/__init__.py "$$staging"/bin/[Aa]ctivate*
+    grep -rlIZ -- "$$staging" "$$staging/bin" "$$staging/pyvenv.cfg" |
+        xargs -0r sed -i "s|$$staging|$$environment|g"
+    # The service may write nowhere: what is not compiled now would be compiled at every start.
+    "$$staging/bin/python" -m compileall -q -j0 -s "$$staging" -p "$$environment" "$$staging/lib"
+    pins >"$$staging/.pins"
+}
+replace_environment() {
+    rm -rf "$$root$$environment.old"
+    if [[ -e $$root$$environment ]]; then mv -T "$$root$$environment" "$$root$$environment.old"; fi
+    mv -T "$$staging" "$$root$$environment"
+    rm -rf "$$root$$environment.old"
+}
+put() { install -D -m 644 "$$1" "$$root$$2"; }
+put_files() {
+    install -d "$$root$$prefix/bin"
+    ln -sfn "$$environment/bin/portranger" "$$root$$command"
+    sed "s|/usr/local/bin/|$$prefix/bin/|" systemd/portranger.service >"$$scratch/unit"
+    put "$$scratch/unit" "$$unit"
+    put systemd/tmpfiles.conf "$$tmpfiles"
+    put docs/portranger.8 "$$manual"
+    for shell in "$${!completions[@]}"; do
+        "$$root$$environment/bin/python" -I -m agent.entry completion "$$shell" >"$$scratch/$$shell"
+        put "$$scratch/$$shell" "$${completions[$$shell]}"
+    done
+}
+put_configuration() {
+    install -d "$$root$$manifests"
+    if edited; then
+        echo "make: kept $$configuration, which was edited; this version's is $$shipped"
+    else
+        put examples/portranger.toml "$$configuration"
+    fi
+    put examples/portranger.toml "$$shipped"
+}
+tell() {
+    version=$$("$$root$$environment/bin/python" -I -m agent.entry --version)
+    echo "make: installed $$version$${root:+ below $$root}:"
+    printf '  %s\n' "$$environment/" "$${files[@]}" "$$configuration" "$$manifests/"
+    if here && systemctl -q is-active portranger; then
+        echo "make: the agent from before is still running; next: systemctl restart portranger"
+    else
+        echo "make: next: put manifests into $$manifests, and systemctl enable --now portranger"
+    fi
+}
+mkdir -p "$$root$$prefix/lib"
+take_turns
+build_environment
+replace_environment
+put_files
+put_configuration
+if here; then
+    systemctl daemon-reload
+    systemd-tmpfiles --create portranger.conf
+fi
+tell
+endef
+
+define uninstall
+# Directories of a bare system stay, empty or not.
+bare=("$$prefix"/{bin,lib,share,share/man} /etc /etc/systemd/system /etc/tmpfiles.d)
+prune() {
+    for directory in "$${bare[@]}"; do
+        if [[ $$1 == "$$directory" ]]; then return; fi
+    done
+    if rmdir "$$root$$1" 2>/dev/null; then prune "$${1%/*}"; fi
+}
+remove() {
+    rm -rf "$$root$$1"
+    prune "$${1%/*}"
+}
+if [[ -d $$root$$prefix/lib ]]; then take_turns; fi
+if here && [[ -e $$unit ]]; then systemctl -q disable --now portranger.service; fi
+if ! edited; then rm -f "$$root$$configuration"; fi
+for path in "$${files[@]}" "$$environment"; do remove "$$path"; done
+prune "$$manifests"
+prune "$${configuration%/*}"
+if here; then systemctl daemon-reload; fi
+echo "make: removed portranger$${root:+ below $$root}"
+for path in "$$configuration" "$$manifests" "$$state"; do
+    if [[ -e $$root$$path ]]; then echo "make: kept $$path"; fi
+done
+if [[ ! $$root ]]; then
+    echo "make: rules that are live go on forwarding until the machine restarts, or until"
+    echo "make:   make venv && $(BIN)/portranger clear"
+fi
 endef

@@ -1,7 +1,8 @@
 """The command line: options in, exit codes out. What a command does is in agent.commands."""
 
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -109,6 +110,12 @@ color = click.option(
     default="auto",
     help="Whether to colour the plan.",
 )
+config = click.option(
+    "-c",
+    "--config",
+    metavar="FILE",
+    help="The daemon's configuration; without it, /etc/portranger/portranger.toml if there is one.",
+)
 yes = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
@@ -196,6 +203,19 @@ def show(netns: tuple[str, ...], output: str, backend: str) -> int:
 
 
 @portranger.command()
+@config
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
+def status(config: str | None, output: str) -> int:
+    """Ask the running daemon how everything stands."""
+    import time
+
+    from agent.commands.status import status as command
+    from agent.config import load
+
+    return command(load(config), this_process(), output=output, now=time.time())
+
+
+@portranger.command()
 @click.option("-f", "--file", "paths", multiple=True, metavar="PATH", help="Manifests to ask.")
 @click.option("--live", is_flag=True, help="Ask the kernel instead of manifests.")
 @click.option("--netns", metavar="NS", callback=_not_empty, help="Only this namespace.")
@@ -227,6 +247,24 @@ def clear(netns: tuple[str, ...], yes: bool, backend: str) -> int:
     from agent.commands.clear import clear as command
 
     return command(netns, this_process(), kernel=_kernel(backend), confirm=_confirm(yes))
+
+
+@portranger.command("run")
+@config
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="How to write the log: name=value pairs, or JSON; a line per event.",
+)
+def run_daemon(config: str | None, log_format: Literal["text", "json"]) -> int:
+    """Watch manifests and namespaces, and keep the rules true until stopped."""
+    from agent.daemon import Daemon
+    from agent.log import this_process_log
+    from agent.notify import Notifier
+
+    log = this_process_log(log_format)
+    return Daemon(config, log, Notifier.from_environment(os.environ)).run()
 
 
 @portranger.command()

@@ -47,3 +47,12 @@ class NotPermitted(Failure):
     """We lack a capability."""
 
     exit_code = 77
+
+
+class BadConfiguration(Failure):
+    """The configuration cannot be used; a line for each problem in it."""
+
+    exit_code = 78
+
+    def __str__(self) -> str:
+        return self.what  # its lines end as they should

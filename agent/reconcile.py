@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 
 from agent.errors import Failure, Stale, TryAgain
 from rules.desired import desire
-from rules.model import Desired, Machine, Observed
+from rules.model import Desired, Live, Machine, Observed, Surroundings
 from rules.plan import Plan, diff
-from rules.render import plan_text
-from rules.values import Value
+from rules.render import changes, plan_text
+from rules.values import Value, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,23 +57,73 @@ def converge(netns: str, desired: Desired, namespace: "Namespace") -> Plan:
     again: a bounded number of times.
     """
     with namespace.exclusive():
-        return _converge(netns, desired, namespace)
+        return _converge(netns, desired, namespace, _observe(namespace, desired))[0]
 
 
-def _converge(netns: str, desired: Desired, namespace: "Namespace") -> Plan:
+class Outcome(Value, kw_only=True):
+    """What keeping a namespace came to."""
+
+    desired: Desired
+    done: Plan
+    drift: int = 0  # changes that others had made since it was last as desired
+    live: tuple[Live, ...] = ()
+    generation: int | None = None  # of the rules when they were found as desired
+    surroundings: Surroundings
+
+
+def keep(
+    netns: str,
+    machines: Sequence[Machine],
+    namespace: "Namespace",
+    *,
+    before: Desired | None,
+    unclaimed_stay: bool = False,
+) -> Outcome:
+    """Make a namespace hold what these machines want, and tell what others had done to it since it
+    held what was wanted before; None: this is the first look of this run."""
+    with namespace.exclusive():
+        surroundings = namespace.surroundings()
+        desired = desire(machines, surroundings)
+        desired = replace(desired, unclaimed_stay=unclaimed_stay)
+        found = _observe(namespace, desired)
+        if before is None and found.table:
+            namespace.sweep(desired.rules)
+        done, left = _converge(netns, desired, namespace, found)
+        return Outcome(
+            desired=desired,
+            done=done,
+            drift=0 if before is None else _drift(netns, before, desired, found),
+            live=left.live,
+            generation=namespace.generation,
+            surroundings=surroundings,
+        )
+
+
+def _drift(netns: str, before: Desired, desired: Desired, found: Observed) -> int:
+    """How much of what was there before is not there now; settings that nobody wants any more were
+    not looked at."""
+    known = replace(before, sysctls=before.sysctls & desired.sysctls)
+    return changes(diff(netns, known, found))
+
+
+def _converge(
+    netns: str, desired: Desired, namespace: "Namespace", observed: Observed
+) -> tuple[Plan, Observed]:
+    """What the last commit did, and what there is now."""
     done = Plan(netns=netns)
     for _ in range(ATTEMPTS):
-        plan = diff(netns, desired, _observe(namespace, desired))
+        plan = diff(netns, desired, observed)
         if plan.empty:
-            return done
+            return done, observed
         try:
             namespace.commit(plan)
+            done = plan
         except Stale:
-            continue
-        done = plan
-    left = diff(netns, desired, _observe(namespace, desired))
+            pass
+        observed = _observe(namespace, desired)
+    left = diff(netns, desired, observed)
     if left.empty:
-        return done
+        return done, observed
     raise _unconverged(left, done)
 
 

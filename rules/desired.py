@@ -89,7 +89,12 @@ def label(owner: str) -> str:
 
 def conflicts(machines: Iterable[Machine]) -> tuple[Problem, ...]:
     """Every pair of machines of one namespace that claim the same port; neither is guessed."""
-    found: list[Problem] = []
+    return tuple(problem for problem, _, _ in clashes(machines))
+
+
+def clashes(machines: Iterable[Machine]) -> list[tuple[Problem, Machine, Machine]]:
+    """The conflicts, each with the two machines that it is between."""
+    found: list[tuple[Problem, Machine, Machine]] = []
     spans = sorted(
         (
             (machine.netns, claim.protocol.value, claim.ports, machine)
@@ -108,12 +113,16 @@ def conflicts(machines: Iterable[Machine]) -> tuple[Problem, ...]:
             if earlier[:2] == (netns, protocol) and earlier[2].last >= ports.first
         ]
         found.extend(
-            _conflict(netns, protocol, (earlier[2], earlier[3]), (ports, machine))
+            (
+                _conflict(netns, protocol, (earlier[2], earlier[3]), (ports, machine)),
+                earlier[3],
+                machine,
+            )
             for earlier in open_spans
             if earlier[3] is not machine
         )
         open_spans.append(span)
-    return tuple(found)
+    return found
 
 
 def _conflict(

@@ -67,6 +67,36 @@ def forgotten(plan: Plan) -> tuple[Forgotten, ...]:
     return tuple(found)
 
 
+def unmade(rules: Iterable[Rule]) -> tuple[Forgotten, ...]:
+    """The flows that these rules would not have made, although they lead to one of their guests or
+    keep one of their UDP ports to the namespace itself: left by a commit whose end we never saw."""
+    ways = _ways(rules)
+    guests = {(family, to) for family, _, to, _ in ways}
+    found = [
+        Forgotten(family=family, protocol=protocol, ports=gone, answerer=guest)
+        for family, guest in guests
+        for protocol in Protocol
+        if (gone := subtract([ALL_PORTS], _to(ways, family, protocol, guest)))
+    ]
+    found += [
+        Forgotten(family=family, protocol=Protocol.UDP, ports=tuple(ports), answerer=None)
+        for (family, protocol, _, _), ports in ways.items()
+        if protocol is Protocol.UDP
+    ]
+    return tuple(found)
+
+
+def _to(
+    ways: dict[_Way, list[PortRange]], family: Family, protocol: Protocol, guest: Address | None
+) -> list[PortRange]:
+    return [
+        one
+        for (other, of, to, _), ports in ways.items()
+        if (other, of, to) == (family, protocol, guest)
+        for one in ports
+    ]
+
+
 def _ways(rules: Iterable[Rule]) -> dict[_Way, list[PortRange]]:
     """The ports of each way a packet can be sent."""
     ways: dict[_Way, list[PortRange]] = {}

@@ -202,4 +202,7 @@ class Desired(Value, kw_only=True):
     sysctls: frozenset[Sysctl] = frozenset()
     pending: tuple[Pending, ...] = ()
     kept: frozenset[Rule] = frozenset()  # not wanted now, but left where they are
+    unclaimed_stay: bool = (
+        False  # so do rules of owners who are not known, if nobody is in their way
+    )
     notes: tuple[str, ...] = ()  # what a person should know, and no rule says

@@ -64,7 +64,11 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
         if live.rule in missing:
             missing.discard(live.rule)
             unchanged.append(live)
-        elif live.rule in desired.kept or live.rule.owner in waiting:
+        elif (
+            live.rule in desired.kept
+            or live.rule.owner in waiting
+            or (desired.unclaimed_stay and _is_out_of_the_way(live.rule, desired))
+        ):
             unchanged.append(live)
         else:
             surplus.append(live)
@@ -87,6 +91,19 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
             for sysctl in sorted(desired.sysctls)
             if observed.sysctls.get(sysctl.name) != sysctl.value
         ),
+    )
+
+
+def _is_out_of_the_way(rule: Rule, desired: Desired) -> bool:
+    """Whether nobody who is known owns the rule, or has another for the same packets."""
+    return not any(
+        other.owner == rule.owner
+        or (
+            (other.chain, other.family, other.source) == (rule.chain, rule.family, rule.source)
+            and (None in (other.protocol, rule.protocol) or other.protocol is rule.protocol)
+            and (other.ports or ALL_PORTS).overlaps(rule.ports or ALL_PORTS)
+        )
+        for other in desired.rules
     )
 
 

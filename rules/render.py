@@ -44,6 +44,11 @@ def plan_text(plan: Plan) -> list[str]:
     return [f"namespace {plan.netns}", *(f"  {line}" for line in lines)] if lines else []
 
 
+def changes(plan: Plan) -> int:
+    """How many a plan makes."""
+    return len(_changes(plan))
+
+
 def summary(plans: Sequence[Plan]) -> str:
     """The last line of a plan."""
     counts = {"add": 0, "change": 0, "remove": 0}

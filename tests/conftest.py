@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-FOLDERS_THAT_NEED_ROOT = ("netns", "datapath", "faults")
+FOLDERS_THAT_NEED_ROOT = ("netns", "datapath", "faults", "systemd")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "needs_root: builds network namespaces; implied in tests/{netns,datapath,faults}",
+        "needs_root: builds network namespaces; implied in tests/{netns,datapath,faults,systemd}",
     )
 
 

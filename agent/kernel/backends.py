@@ -34,6 +34,13 @@ class Backends:
         self.name, self.reason = name, reason
         self.tables, self.other = tables, other
 
+    @property
+    def generation(self) -> int | None:
+        """Of the ruleset at the last look, where that tells all: the legacy tables have none."""
+        if self.other is None and isinstance(self.tables, Nftables):
+            return self.tables.generation
+        return None
+
     def close(self) -> None:
         self.tables.close()
         if self.other is not None:
@@ -44,7 +51,7 @@ def chosen(asked: str, descriptor: int, workers: Workers) -> Backends:
     """The backend of the namespace this thread is in."""
     if asked == IPTABLES:
         return Backends(IPTABLES, "asked for", Iptables(descriptor, workers), _nftables_if_usable())
-    legacy = Iptables(descriptor, workers) if _legacy_is_live() else None
+    legacy = Iptables(descriptor, workers) if legacy_is_live() else None
     try:
         modern = Nftables()
         ours = modern.observe().table
@@ -66,7 +73,7 @@ def chosen(asked: str, descriptor: int, workers: Workers) -> Backends:
     return Backends(NFTABLES, reason, modern, None)
 
 
-def _legacy_is_live() -> bool:
+def legacy_is_live() -> bool:
     """Whether somebody has used the legacy NAT tables in the namespace this thread is in."""
     return any("nat" in _words(Path("/proc/thread-self/net", name)) for name in NAMES)
 

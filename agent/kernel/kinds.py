@@ -1,11 +1,12 @@
 """What every kernel offers, whichever holds the rules: the seam that reconcile works through."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from rules.model import Observed, Surroundings
+from rules.model import Observed, Rule, Surroundings
 from rules.plan import Plan
+from rules.values import Value
 
 
 class Namespace(Protocol):
@@ -18,14 +19,39 @@ class Namespace(Protocol):
     def identity(self) -> object:
         """The same for two names of one namespace."""
 
+    @property
+    def nsid(self) -> object:
+        """How events name the namespace."""
+
+    @property
+    def generation(self) -> int | None:
+        """Of the rules at the last look; None where only another look can tell if they changed."""
+
     def surroundings(self) -> Surroundings: ...
     def observe(self, sysctls: Iterable[str] = ()) -> Observed: ...
     def commit(self, plan: Plan) -> None: ...
     def exclusive(self) -> AbstractContextManager[None]: ...
+    def sweep(self, rules: Iterable[Rule]) -> None:
+        """Forget flows that these rules would not have made, as after an interrupted commit."""
+
+
+class Glimpse(Value, kw_only=True):
+    """What tells at little cost whether a namespace is as it was."""
+
+    identity: object
+    generation: int | None  # None: only a look can tell
+    surroundings: Surroundings
+    sysctls: Mapping[str, str]
 
 
 class Kernel(Protocol):
     """Where namespaces are."""
 
     def names(self) -> list[str]: ...
+    def identity(self, netns: str) -> object:
+        """Which namespace has that name now; None: there is none."""
+
     def opened(self, netns: str) -> AbstractContextManager[Namespace]: ...
+    def glimpse(self, netns: str, sysctls: Iterable[str] = ()) -> Glimpse: ...
+    def afterwards(self) -> int:
+        """Do what was put off until every commit is made; returns how many flows were forgotten."""

@@ -1,30 +1,86 @@
 """The kernel of this machine, a namespace at a time: what reconcile observes and commits to."""
 
 import fcntl
+import functools
 import os
+import queue
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 
 from agent.errors import Failure
 from agent.kernel import netns as namespaces
 from agent.kernel import rtnetlink, sysctl
-from agent.kernel.backends import AUTO, Workers, chosen
+from agent.kernel.backends import AUTO, Workers, chosen, legacy_is_live
 from agent.kernel.conntrack import Conntrack, is_idle
-from rules.flows import Forgotten, forgotten
-from rules.model import Foreign, Observed, Surroundings
+from agent.kernel.events import Events
+from agent.kernel.kinds import Glimpse
+from agent.kernel.nftables import generation_of, netlink
+from rules.flows import Forgotten, forgotten, unmade
+from rules.model import Address, Foreign, Observed, Rule, Surroundings
 from rules.plan import Plan, Table
 from rules.values import replace
 
 PATIENCE = 5.0  # seconds to wait for another of us in the same namespace
 
 
+class Deferred:
+    """What can wait until every namespace has its rules: flows to forget, sockets to close.
+
+    To close a socket of netfilter after rules were deleted waits until the kernel has destroyed
+    them: another thread does the waiting.
+    """
+
+    def __init__(self) -> None:
+        self._forgetting: list[Callable[[], int]] = []
+        self._closing: queue.SimpleQueue[Callable[[], None]] | None = None
+
+    def forget(self, task: Callable[[], int]) -> None:
+        self._forgetting.append(task)
+
+    def forgotten(self) -> int:
+        """Do all the forgetting, and return how many flows it was."""
+        due, self._forgetting = self._forgetting, []
+        count, failures = 0, []
+        for task in due:
+            try:
+                count += task()
+            except Failure as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+        return count
+
+    def close(self, task: Callable[[], None]) -> None:
+        if self._closing is None:
+            self._closing = queue.SimpleQueue()
+            threading.Thread(target=_close_all, args=[self._closing], daemon=True).start()
+        self._closing.put(task)
+
+
+def _close_all(tasks: "queue.SimpleQueue[Callable[[], None]]") -> None:
+    while True:
+        tasks.get()()
+
+
 class LiveNamespace:
     """An opened namespace; closing it lets it die if it must."""
 
-    def __init__(self, netns: str, descriptor: int, backend: str, workers: Workers) -> None:
+    def __init__(  # noqa: PLR0913 - what a namespace is worked in with
+        self,
+        netns: str,
+        descriptor: int,
+        backend: str,
+        workers: Workers,
+        *,
+        deferred: Deferred | None = None,
+        nsid: int | None = None,
+    ) -> None:
+        self.nsid = nsid
         self._netns = netns
         self._descriptor = descriptor
+        self._deferred = deferred
         with self._inside():
             self._backends = chosen(backend, descriptor, workers)
         self.backend, self.reason = self._backends.name, self._backends.reason
@@ -32,6 +88,10 @@ class LiveNamespace:
         self._due: tuple[Forgotten, ...] = ()  # flows to forget after the next whole commit
         status = os.fstat(descriptor)
         self.identity = (status.st_dev, status.st_ino)
+
+    @property
+    def generation(self) -> int | None:
+        return self._backends.generation
 
     def surroundings(self) -> Surroundings:
         with self._inside():
@@ -59,17 +119,25 @@ class LiveNamespace:
             gone = Plan(netns=plan.netns, table=Table.DELETE, remove=plan.leftovers)
             self._backends.other.commit(gone)
         due, self._due = self._due, ()
-        if due:
-            with self._inside():
-                self._forget(due)
+        self._forget(due)
+
+    def sweep(self, rules: Iterable[Rule]) -> None:
+        self._forget(unmade(rules))
 
     def _forget(self, due: tuple[Forgotten, ...]) -> None:
-        if is_idle():
+        if not due:
             return
-        if self._conntrack is None:
-            self._conntrack = Conntrack()
-        links = rtnetlink.surroundings().links
-        self._conntrack.forget(due, {a.ip for link in links for a in link.addresses})
+        with self._inside():
+            if is_idle():
+                return
+            if self._conntrack is None:
+                self._conntrack = Conntrack()
+        own = {a.ip for link in self.surroundings().links for a in link.addresses}
+        task = functools.partial(_forget, self._conntrack, due, own, self._netns)
+        if self._deferred is None:
+            task()
+        else:
+            self._deferred.forget(task)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -101,24 +169,91 @@ class LiveNamespace:
             raise Failure(f"cannot work in namespace {self._netns}: {error}") from error
 
 
-class LiveKernel:
-    """Every namespace of this machine."""
+def _forget(conntrack: Conntrack, due: Sequence[Forgotten], own: Set[Address], netns: str) -> int:
+    try:
+        return conntrack.forget(due, own)
+    except OSError as error:
+        raise Failure(f"cannot forget flows in namespace {netns}: {error.strerror}") from error
 
-    def __init__(self, backend: str = AUTO) -> None:
+
+class LiveKernel:
+    """Every namespace of this machine. Who keeps many of them asks to defer what can wait, and
+    calls `afterwards` when the rules of all are made."""
+
+    def __init__(
+        self, backend: str = AUTO, *, defer: bool = False, events: Events | None = None
+    ) -> None:
+        """With events, every namespace that is opened is heard of from then on."""
         self._backend = backend
+        self._events = events
         self._workers = Workers()
+        self._deferred = Deferred() if defer else None
+        self._opened: list[LiveNamespace] = []  # until afterwards
 
     def names(self) -> list[str]:
         return namespaces.names()
 
+    def identity(self, netns: str) -> object:
+        return namespaces.identity(netns)
+
     @contextmanager
     def opened(self, netns: str) -> Iterator[LiveNamespace]:
         with namespaces.opened(netns) as descriptor:
-            namespace = LiveNamespace(netns, descriptor, self._backend, self._workers)
+            nsid = self._events.nsid(descriptor) if self._events else None
+            namespace = LiveNamespace(
+                netns,
+                descriptor,
+                self._backend,
+                self._workers,
+                deferred=self._deferred,
+                nsid=nsid,
+            )
             try:
                 yield namespace
             finally:
-                namespace.close()
+                if self._deferred is None:
+                    namespace.close()
+                else:
+                    self._opened.append(namespace)
+
+    def glimpse(self, netns: str, sysctls: Iterable[str] = ()) -> Glimpse:
+        with namespaces.opened(netns) as descriptor, namespaces.inside(descriptor, netns):
+            status = os.fstat(descriptor)
+            return Glimpse(
+                identity=(status.st_dev, status.st_ino),
+                generation=None if legacy_is_live() else self._generation(),
+                surroundings=rtnetlink.surroundings(),
+                sysctls=sysctl.read(sysctls),
+            )
+
+    def _generation(self) -> int | None:
+        """Of the namespace this thread is in."""
+        try:
+            asking = netlink()
+        except OSError:
+            return None
+        try:
+            return generation_of(asking)
+        except OSError:
+            return None
+        finally:
+            self._close(asking.close)
+
+    def afterwards(self) -> int:
+        if self._deferred is None:
+            return 0
+        try:
+            return self._deferred.forgotten()
+        finally:
+            for namespace in self._opened:
+                self._deferred.close(namespace.close)
+            self._opened.clear()
+
+    def _close(self, task: Callable[[], None]) -> None:
+        if self._deferred is None:
+            task()
+        else:
+            self._deferred.close(task)
 
     def close(self) -> None:
         """End the worker processes, if any were needed."""

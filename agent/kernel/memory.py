@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from agent.errors import NoNamespace, Stale
+from agent.kernel.kinds import Glimpse
 from rules.model import Foreign, Live, Observed, Rule, Surroundings
 from rules.plan import Plan, Table
 from rules.values import replace
@@ -29,6 +30,14 @@ class MemoryNamespace:
         self.links = surroundings
         self._handle = 0
 
+    @property
+    def nsid(self) -> object:
+        return id(self)
+
+    @property
+    def generation(self) -> int | None:
+        return None
+
     def surroundings(self) -> Surroundings:
         return self.links
 
@@ -43,6 +52,9 @@ class MemoryNamespace:
 
     def exclusive(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def sweep(self, rules: Iterable[Rule]) -> None:
+        """There are no flows."""
 
     def insert(self, rule: Rule | Foreign) -> None:
         """What a stranger does: puts a rule into our table."""
@@ -101,8 +113,23 @@ class MemoryKernel:
     def names(self) -> list[str]:
         return sorted(self.spaces)
 
+    def identity(self, netns: str) -> object:
+        return id(self.spaces[netns]) if netns in self.spaces else None
+
     @contextmanager
     def opened(self, netns: str) -> Iterator[MemoryNamespace]:
         if netns not in self.spaces:
             raise NoNamespace(f"there is no network namespace {netns}")
         yield self.spaces[netns]
+
+    def glimpse(self, netns: str, sysctls: Iterable[str] = ()) -> Glimpse:
+        with self.opened(netns) as space:
+            return Glimpse(
+                identity=space.identity,
+                generation=None,
+                surroundings=space.surroundings(),
+                sysctls=space.observe(sysctls).sysctls,
+            )
+
+    def afterwards(self) -> int:
+        return 0

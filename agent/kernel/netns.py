@@ -21,6 +21,16 @@ def names() -> list[str]:
         return []
 
 
+def identity(netns: str) -> tuple[int, int] | None:
+    """Which namespace has that name now; None where there is none (yet: `ip netns add` makes a
+    plain file first). Numbers are given again when a namespace has died."""
+    try:
+        status, own = _path(netns).stat(), Path("/proc/thread-self/ns/net").stat()
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino) if status.st_dev == own.st_dev else None
+
+
 @contextmanager
 def opened(netns: str) -> Iterator[int]:
     """A descriptor of the namespace; it keeps the namespace alive while it is open."""

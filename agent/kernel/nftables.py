@@ -39,9 +39,9 @@ class Nftables:
             raise BackendMissing(
                 f"cannot load {LIBRARY} ({error})", "Run: apt install libnftables1"
             ) from error
-        self._netlink = _netlink()
+        self._netlink = netlink()
         try:
-            _netlink().close()  # where it gets no socket, libnftables ends the whole process
+            netlink().close()  # where it gets no socket, libnftables ends the whole process
         except OSError:
             self._netlink.close()
             raise
@@ -54,7 +54,7 @@ class Nftables:
         """What our table holds, as far as its rules go: where no generation of the ruleset has
         passed since the last look, the same as then, counters included."""
         try:
-            generation = self._generation()
+            generation = generation_of(self._netlink)
         except PermissionError as error:  # libnftables would write to the terminal by itself
             raise failure(os.strerror(error.errno or 0), Table.KEEP) from error
         except OSError:
@@ -63,9 +63,10 @@ class Nftables:
             self._seen = generation, self._list()
         return self._seen[1]
 
-    def _generation(self) -> int:
-        ((_, attributes),) = ask(self._netlink, NFT_MSG_GETGEN, 0, bytes(4), "=BBH")
-        return int(struct.unpack(">I", attributes[NFTA_GEN_ID])[0])
+    @property
+    def generation(self) -> int | None:
+        """The one that the last look was at."""
+        return self._seen[0] if self._seen else None
 
     def _list(self) -> Observed:
         if self._flags():
@@ -104,8 +105,15 @@ class Nftables:
         del self._context
 
 
-def _netlink() -> socket.socket:
+def netlink() -> socket.socket:
+    """A socket to ask the nftables of the namespace this thread is in."""
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
+
+
+def generation_of(asking: socket.socket) -> int:
+    """The generation of the ruleset there: every change of it makes another."""
+    ((_, attributes),) = ask(asking, NFT_MSG_GETGEN, 0, bytes(4), "=BBH")
+    return int(struct.unpack(">I", attributes[NFTA_GEN_ID])[0])
 
 
 def failure(error: str, table: Table) -> Failure:

@@ -39,14 +39,14 @@ class Snapshot(Value, kw_only=True):
         return any(problem.code == "unreadable" for problem in self.problems)
 
 
-class _Findings:
-    """What has been found so far; machines with the file they are from."""
+class Text(Value, kw_only=True):
+    """What one text says, before it is held against the others."""
 
-    def __init__(self) -> None:
-        self.machines: list[tuple[str, Machine]] = []
-        self.problems: list[Problem] = []
-        self.skipped: list[str] = []
-        self.count = 0
+    file: str  # its name for messages
+    machines: tuple[Machine, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    skipped: tuple[str, ...] = ()
+    count: int = 0
 
 
 class _UnusableError(Exception):
@@ -69,28 +69,41 @@ def load(
 ) -> Snapshot:
     """Read every path; `-` is standard input, a directory the manifests directly in it. `most` is
     how many ports and ranges one interface may declare."""
-    findings = _Findings()
+    texts: list[Text] = []
     for name in _each_once(paths):
-        try:
-            text = _text(_bounded(stdin()) if name == "-" else _content(name))
-        except _UnusableError as error:
-            findings.problems.append(error.problem(_label(name)))
-        except (OSError, ValueError) as error:
-            findings.problems.append(_unreadable(error).problem(_label(name)))
+        text = content(name, stdin)
+        if isinstance(text, Problem):
+            texts.append(Text(file=label(name), problems=(text,)))
         else:
-            _take(findings, _label(name), text, netns, most)
-    _leave_to_instances(findings)
-    findings.problems += _duplicates(findings.machines)
-    bad = {problem.file for problem in findings.problems}
+            texts.append(understood(label(name), text, netns, most))
+    machines, left = without_instances([one for text in texts for one in text.machines])
+    problems = [problem for text in texts for problem in text.problems]
+    problems += [problem for problem, _ in duplicates(machines)]
+    bad = {problem.file for problem in problems}
     return Snapshot(
-        machines=tuple(machine for file, machine in findings.machines if file not in bad),
-        problems=tuple(findings.problems),
-        skipped=tuple(findings.skipped),
-        count=findings.count,
+        machines=tuple(machine for machine in machines if file_of(machine) not in bad),
+        problems=tuple(problems),
+        skipped=(*(line for text in texts for line in text.skipped), *left),
+        count=sum(text.count for text in texts),
     )
 
 
-def _label(name: str) -> str:
+def content(name: str, stdin: Callable[[], bytes] | None = None) -> str | Problem:
+    """The text of a file, or why there is none."""
+    try:
+        return _text(_bounded(stdin()) if stdin and name == "-" else _content(name))
+    except _UnusableError as error:
+        return error.problem(label(name))
+    except (OSError, ValueError) as error:
+        return _unreadable(error).problem(label(name))
+
+
+def file_of(machine: Machine) -> str:
+    """The file a machine is written in, as its messages name it."""
+    return machine.origin.rpartition(":")[0]
+
+
+def label(name: str) -> str:
     """The name for messages: whatever bytes a file name has, it can be printed on one line."""
     return STDIN if name == "-" else printable(name, LONGEST_PATH)
 
@@ -108,12 +121,12 @@ def _inside(path: str) -> list[str]:
     """The manifests in a directory; a path that is none is itself."""
     try:
         with os.scandir(path) as entries:
-            return sorted(entry.path for entry in entries if _is_manifest(entry))
+            return sorted(entry.path for entry in entries if is_manifest(entry))
     except (OSError, ValueError):
         return [path]  # opening it will tell what is wrong, if anything is
 
 
-def _is_manifest(entry: "os.DirEntry[str]") -> bool:
+def is_manifest(entry: "os.DirEntry[str]") -> bool:
     return entry.name.endswith(_SUFFIXES) and not entry.name.startswith(".") and not entry.is_dir()
 
 
@@ -175,7 +188,7 @@ def _unreadable(error: Exception) -> _UnusableError:
     )
 
 
-def _take(findings: _Findings, file: str, text: str, netns: str | None, most: int) -> None:
+def understood(file: str, text: str, netns: str | None = None, most: int = MOST_ENTRIES) -> Text:
     """Read the documents of one text, and say of everything in them where it is."""
     documents, problems, lines_of = _parse(text)
     lines: list[Lines] = []
@@ -189,6 +202,9 @@ def _take(findings: _Findings, file: str, text: str, netns: str | None, most: in
 
     located = [problem.at(file, problem.line) for problem in problems]
     told = {(problem.path, problem.line) for problem in problems if problem.code in _SPOILS}
+    machines: list[Machine] = []
+    skipped: list[str] = []
+    count = 0
     for index, (document, _) in enumerate(documents):
         reading = read(document, netns=netns, limit=most)
         for problem in reading.problems:
@@ -196,12 +212,16 @@ def _take(findings: _Findings, file: str, text: str, netns: str | None, most: in
             if (problem.path, line) not in told:
                 located.append(problem.at(file, line))
         for machine, path in zip(reading.machines, reading.places, strict=True):
-            origin = f"{file}:{locate(index, path)}"
-            findings.machines.append((file, replace(machine, origin=origin)))
-        for skipped in reading.skipped:
-            findings.skipped.append(f"{file}:{locate(index, skipped.path)}: {skipped}")
-        findings.count += reading.count
-    findings.problems += sorted(located, key=lambda problem: problem.line)
+            machines.append(replace(machine, origin=f"{file}:{locate(index, path)}"))
+        skipped += [f"{file}:{locate(index, one.path)}: {one}" for one in reading.skipped]
+        count += reading.count
+    return Text(
+        file=file,
+        machines=tuple(machines),
+        problems=tuple(sorted(located, key=lambda problem: problem.line)),
+        skipped=tuple(skipped),
+        count=count,
+    )
 
 
 def _parse(
@@ -222,42 +242,43 @@ def nearest_line(lines: Lines, path: Path) -> int:
     return lines[path]
 
 
-def _leave_to_instances(findings: _Findings) -> None:
+def without_instances(machines: Sequence[Machine]) -> tuple[list[Machine], list[str]]:
     """Of a VirtualMachine and its running instance, as `kubectl get vm,vmi` lists them, only the
-    instance counts: it is what runs."""
+    instance counts: it is what runs. Returns what counts, and a line for each that does not."""
     running = {
         (machine.namespace, machine.name)
-        for _, machine in findings.machines
+        for machine in machines
         if machine.kind == "VirtualMachineInstance"
     }
-    kept: list[tuple[str, Machine]] = []
-    for file, machine in findings.machines:
+    kept: list[Machine] = []
+    left: list[str] = []
+    for machine in machines:
         if machine.kind == "VirtualMachine" and (machine.namespace, machine.name) in running:
-            findings.skipped.append(f"{machine.origin}: {machine} is left to its running instance")
+            left.append(f"{machine.origin}: {machine} is left to its running instance")
         else:
-            kept.append((file, machine))
-    findings.machines = kept
+            kept.append(machine)
+    return kept, left
 
 
-def _duplicates(machines: Iterable[tuple[str, Machine]]) -> list[Problem]:
-    """A problem at each of several places where the same machine is written."""
-    places: dict[str, list[tuple[str, Machine]]] = {}
-    for file, machine in machines:
-        places.setdefault(str(machine), []).append((file, machine))
+def duplicates(machines: Iterable[Machine]) -> list[tuple[Problem, Machine]]:
+    """A problem for each of several places where the same machine is written."""
+    places: dict[str, list[Machine]] = {}
+    for machine in machines:
+        places.setdefault(str(machine), []).append(machine)
     return [
-        _duplicate(file, machine, [other.origin for _, other in same if other is not machine])
+        (_duplicate(machine, [other.origin for other in same if other is not machine]), machine)
         for same in places.values()
         if len(same) > 1
-        for file, machine in same
+        for machine in same
     ]
 
 
-def _duplicate(file: str, machine: Machine, elsewhere: list[str]) -> Problem:
+def _duplicate(machine: Machine, elsewhere: list[str]) -> Problem:
     return Problem(
         code="duplicate-machine",
         path=(),
         what=f"{machine} is written here and at {', '.join(elsewhere)}",
         fix="Keep one of them, or give each a metadata.name of its own.",
-        file=file,
+        file=file_of(machine),
         line=int(machine.origin.rpartition(":")[2]),
     )

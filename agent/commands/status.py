@@ -1,0 +1,188 @@
+"""`portranger status`: how the running daemon stands, as it says itself."""
+
+import http.client
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from agent.commands.common import OK, counted
+from agent.config import Config, Listen
+from agent.console import Console
+from agent.errors import Failure, TryAgain
+from rules.problems import printable
+
+PATIENCE = 5.0  # seconds
+MOST_BYTES = 256 << 20
+LONGEST_LINE = 2000
+MOST_RANGES = 24  # of one owner, that are written out
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - asked there, not listened on
+UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+Json = dict[str, Any]  # what the daemon sent: another version may have sent less
+
+
+def status(config: Config, console: Console, *, output: str = "text", now: float) -> int:
+    if config.listen is None:
+        raise Failure(
+            "the daemon has no address to be asked at",
+            'Set listen = "127.0.0.1:9788" in its configuration, and restart it',
+        )
+    if config.listen.port == 0:
+        raise Failure(
+            "the daemon listens on a port that only its log tells",
+            'Set one: listen = "127.0.0.1:9788"',
+        )
+    answer = asked(config.listen)
+    if output == "json":
+        console.say_json(answer)
+        return OK
+    try:
+        lines = list(status_text(answer, now))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _stranger(config.listen) from error
+    for line in lines:
+        console.say(printable(line, LONGEST_LINE))  # names in it come from tenants
+    return OK
+
+
+def asked(listen: Listen) -> Json:
+    """What the daemon at that address says of itself."""
+    connection = http.client.HTTPConnection(
+        LOOPBACK.get(listen.host, listen.host), listen.port, timeout=PATIENCE
+    )
+    try:
+        connection.request("GET", "/status")
+        response = connection.getresponse()
+        body = response.read(MOST_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise TryAgain(
+            f"the daemon does not answer at {listen} ({_reason(error)})",
+            "Start it with `systemctl start portranger`, or `portranger run`; if it listens "
+            "elsewhere, name its configuration with -c",
+        ) from error
+    finally:
+        connection.close()
+    if response.status == http.client.SERVICE_UNAVAILABLE:
+        raise TryAgain(f"the daemon at {listen} is busy", "Ask again")
+    if response.status != http.client.OK:
+        raise _stranger(listen)
+    return _parsed(body, listen)
+
+
+def _stranger(listen: Listen) -> Failure:
+    return Failure(
+        f"what answers at {listen} is not a daemon of this version, or is broken",
+        "See its log; if it listens elsewhere, name its configuration with -c",
+    )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return printable(str(error), 100) or type(error).__name__
+
+
+def _parsed(body: bytes, listen: Listen) -> Json:
+    try:
+        answer = json.loads(body)
+        if str(answer["format_version"]).startswith("1."):
+            return dict(answer)
+    except (KeyError, RecursionError, TypeError, ValueError):
+        pass
+    raise _stranger(listen)
+
+
+def status_text(answer: Json, now: float) -> Iterator[str]:
+    """How it stands, for people."""
+    yield _heading(answer, now)
+    if answer.get("unreadable"):
+        yield f"source: {answer['unreadable']}"
+    for problem in answer.get("problems", ()):
+        yield f"problem: {_problem(problem)}"
+    for file in answer.get("last_good", ()):
+        yield f"on its last good meaning: {file}"
+    for standing in answer.get("namespaces", ()):
+        yield ""
+        yield from _standing(standing, now)
+
+
+def _heading(answer: Json, now: float) -> str:
+    manifests = counted(answer.get("manifests", 0), "manifest")
+    words = [
+        f"portranger {answer.get('version')}, pid {answer.get('pid')}",
+        f"up since {_since(answer.get('started'), now)}",
+        "ready" if answer.get("ready") else "not ready",
+        f"{manifests} from {answer['source']}" if answer.get("source") else manifests,
+        counted(len(answer.get("problems", ())), "problem"),
+    ]
+    return ", ".join(words)
+
+
+def _problem(problem: Json) -> str:
+    place = ":".join(str(problem[key]) for key in ("file", "line") if problem.get(key))
+    value = f" (it is {json.dumps(problem['value'])})" if "value" in problem else ""
+    words = [place, problem.get("field", ""), f"{problem.get('problem', '')}{value}."]
+    return f"{': '.join(filter(None, words))} {problem.get('fix', '')} [{problem.get('code', '')}]"
+
+
+def _standing(one: Json, now: float) -> Iterator[str]:
+    why = f": {one['why']}" if one.get("why") else ""
+    yield f"namespace {one['netns']}: {one['state']} since {_since(one.get('since'), now)}{why}"
+    if one.get("backend"):
+        yield f"  {one['backend']}: {one.get('reason') or 'as configured'}"
+    ranges = one.get("ranges", ())
+    yield f"  {counted(len(ranges), 'range')} in {counted(one.get('rules', 0), 'rule')}"
+    yield from (f"    {line}" for line in forwards_text(ranges))
+    if change := one.get("last_change"):
+        yield f"  last change {_ago(change['at'], now)}: {change['what']}"
+    if drift := one.get("last_drift"):
+        yield f"  {_drift(drift, one.get('drifts', 1), now)}"
+    for pending in one.get("pending", ()):
+        yield f"  pending: {pending['owner']}: {pending['reason']}"
+    for note in one.get("notes", ()):
+        yield f"  note: {note}"
+
+
+def _drift(drift: Json, drifts: int, now: float) -> str:
+    """repaired 3 min ago: nft (pid 123) changed 4 rules."""
+    who = drift.get("process") or "somebody"
+    pid = f" (pid {drift['pid']})" if drift.get("pid") else ""
+    often = f"; {drifts} times in all" if drifts > 1 else ""
+    changes = counted(drift["changes"], "rule")
+    return f"repaired {_ago(drift['at'], now)}: {who}{pid} changed {changes}{often}"
+
+
+def forwards_text(ranges: Iterable[Json]) -> Iterator[str]:
+    """A line for each owner and target; the same ranges of both families share one."""
+    claims: dict[tuple[str, str], list[str]] = {}
+    for one in ranges:
+        what = f"{one['protocol']} {one['ports']}" if one.get("protocol") else "everything"
+        claims.setdefault((one["owner"], str(one["to"])), []).append(what)
+    shared: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (owner, to), whats in claims.items():
+        shared.setdefault((owner, tuple(dict.fromkeys(whats))), []).append(to)
+    for (owner, same), targets in shared.items():
+        yield f"{owner}: {_listed(same)} -> {', '.join(targets)}"
+
+
+def _listed(what: Sequence[str]) -> str:
+    rest = len(what) - MOST_RANGES
+    more = f" and {rest} more (-o json tells them)" if rest > 0 else ""
+    return ", ".join(what[:MOST_RANGES]) + more
+
+
+def _since(moment: str | None, now: float) -> str:
+    """2026-11-16 03:52:29 UTC (3 min ago)."""
+    if moment is None:
+        return "an unknown time"
+    written = datetime.fromisoformat(moment).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"{written} ({_ago(moment, now)})"
+
+
+def _ago(moment: str, now: float) -> str:
+    seconds = int(now - datetime.fromisoformat(moment).timestamp())
+    for size, unit in UNITS:
+        if seconds >= size:
+            return f"{seconds // size} {unit} ago"
+    return "just now"

@@ -1,0 +1,380 @@
+"""`portranger run`: waits for something to happen, and has it looked at.
+
+One thread does everything that changes anything. It sleeps in one epoll over the manifests'
+directory, the names of namespaces, the kernel's events and signals; another thread answers HTTP
+from a value that this one replaces.
+"""
+
+import math
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import version
+
+from agent import lock
+from agent.config import Config, load
+from agent.errors import BadConfiguration, Failure
+from agent.keeper import Keeper
+from agent.kernel import counters
+from agent.kernel.arrivals import Arrivals
+from agent.kernel.events import Events, Gone, Lost, Moved, Relinked
+from agent.kernel.live import LiveKernel
+from agent.kernel.netns import RUN
+from agent.log import Log
+from agent.metrics import Metrics
+from agent.notify import Notifier
+from agent.server import Server
+from agent.sources.directory import Directory, Meaning
+from agent.sources.store import Store
+from agent.sources.watch import Watch
+from agent.status import Standing, State, Status
+from rules.problems import Problem
+from rules.values import replace
+
+FOLD = 0.003  # seconds: what is saved together is read together
+OWN = "/proc/thread-self/ns/net"
+STUCK = 60.0  # seconds without progress in the middle of work
+
+
+class Daemon:
+    """From start to stop."""
+
+    def __init__(self, path: str | None, log: Log, notifier: Notifier) -> None:
+        self._path = path
+        self._config = load(path)
+        self._log = log
+        self._notifier = notifier
+        self._stop = self._reload = False
+        self._problems: frozenset[Problem] = frozenset()
+        self._stirred: set[str] | None = None
+        self._read = True  # whether the manifests are to be looked at
+        self._resync = 0.0
+        self._progress: float | None = None  # when work last went on; None: waiting for some
+        self._fed = -math.inf
+        self._status = Status(
+            version=version("portranger"), pid=os.getpid(), started=time.time(), source=""
+        )
+
+    def run(self) -> int:
+        """Until told to stop; rules stay."""
+        with ExitStack() as stack:
+            stack.enter_context(lock.held(self._config.state_dir, self._warn))
+            self._wake = stack.enter_context(_signals(self._signalled))
+            self._set_up(stack)
+            self._first()
+            while not self._stop:
+                self._turn()
+            self._notifier.stopping()
+            self._log.info("stopping", rules="stay")
+        return 0
+
+    # ------------------------------------------------------------------------------- set-up
+
+    def _set_up(self, stack: ExitStack) -> None:
+        config = self._config
+        self._metrics = Metrics(lambda: self._status, _counted)
+        self._events = Events()
+        stack.callback(self._events.close)
+        self._arrivals = Arrivals()
+        stack.callback(self._arrivals.close)
+        self._epoll = stack.enter_context(select.epoll())
+        self._epoll.register(self._wake.fileno(), select.EPOLLIN)
+        for descriptor in self._events.filenos():
+            self._epoll.register(descriptor, select.EPOLLIN)
+        for descriptor, mask in self._arrivals.filenos():
+            self._epoll.register(descriptor, mask)
+        self._kernel = self._made_kernel()
+        self._keeper = Keeper(self._kernel, self._log, self._metrics)
+        self._store = Store(config.state_dir, self._warn)
+        self._watch = Watch(config.manifests)
+        self._epoll.register(self._watch.fileno(), select.EPOLLIN)
+        self._directory = Directory(config.manifests, self._store, self._watch)
+        self._keeper.leave({*self._store.leaving, *self._directory.namespaces})
+        self._server: Server | None = None
+        stack.callback(self._end)
+        self._serve()
+
+    def _end(self) -> None:
+        """Of what a reload may have replaced."""
+        self._kernel.close()
+        self._watch.close()
+        if self._server is not None:
+            self._server.close()
+
+    def _made_kernel(self) -> LiveKernel:
+        """What cannot even look at its own namespace would fail in every other."""
+        kernel = LiveKernel(self._config.backend, defer=True, events=self._events)
+        with kernel.opened(OWN) as own:
+            own.observe()
+        kernel.afterwards()
+        return kernel
+
+    def _serve(self) -> None:
+        listen = self._config.listen
+        if listen is None:
+            return
+        self._server = Server(
+            listen.host,
+            listen.port,
+            status=lambda: self._status,
+            beat=self._beat,
+            metrics_text=self._metrics.text,
+            log=self._warn,
+            limit=STUCK,
+        )
+        host, port = self._server.address
+        self._log.info("listening", address=host, port=port)
+
+    def _first(self) -> None:
+        self._log.info(
+            "started",
+            version=self._status.version,
+            pid=os.getpid(),
+            manifests=self._config.manifests,
+            backend=self._config.backend,
+        )
+        self._work()
+        self._ready()
+
+    def _ready(self) -> None:
+        if not self._stop:
+            self._notifier.ready(self._summary())
+            self._log.info("ready", status=self._summary())
+
+    # -------------------------------------------------------------------------------- a turn
+
+    def _turn(self) -> None:
+        self._wait()
+        self._hear()
+        if self._reload and not self._stop:
+            self._reload = False
+            self._renew()
+            self._work()
+            self._ready()
+        elif not self._stop:
+            self._work()
+
+    def _wait(self) -> None:
+        due = [self._keeper.due, self._resync]
+        due += [] if self._watch.due is None else [self._watch.due]
+        if self._notifier.watchdog_seconds:
+            due.append(self._fed + self._notifier.watchdog_seconds / 3)
+        self._progress = None
+        self._epoll.poll(max(0.0, min(due) - time.monotonic()))
+        self._progressed()
+
+    def _hear(self) -> None:
+        for event in self._events.read():
+            match event:
+                case Moved(nsid, generation, pid, process):
+                    self._keeper.moved(nsid, generation, (process, pid))
+                case Relinked(nsid):
+                    self._keeper.relinked(nsid)
+                case Gone(nsid):
+                    self._keeper.gone(nsid)
+                case Lost():
+                    self._metrics.lost_events()
+                    self._log.warning("events lost", so="everything is looked at")
+                    self._keeper.look_at_all()
+        if self._arrivals.stirred():
+            self._keeper.arrived()
+        self._hear_manifests()
+        now = time.monotonic()
+        if now >= self._resync:
+            self._read = True
+            self._keeper.look_at_all()
+        _drain(self._wake)
+
+    def _hear_manifests(self) -> None:
+        stirred = self._watch.stirred()
+        if stirred is None or stirred:
+            time.sleep(FOLD)
+            more = self._watch.stirred()
+            stirred = None if stirred is None or more is None else stirred | more
+        due = self._watch.due
+        if stirred is None:
+            self._stirred = None
+        elif self._stirred is not None:
+            self._stirred |= stirred
+        if stirred is None or stirred or (due is not None and due <= time.monotonic()):
+            self._read = True
+
+    def _work(self) -> None:
+        now = time.monotonic()
+        if now >= self._resync:
+            self._resync = now + self._config.resync_seconds
+        if self._read:
+            self._take(self._directory.read(self._stirred, self._progressed))
+            self._read, self._stirred = False, set()
+        self._store.leave(self._keeper.leaving)
+        if self._keeper.work(self._progressed, lambda: self._stop):
+            self._metrics.passed()
+            self._publish()
+        if not self._stop:
+            self._directory.remember()
+            self._store.leave(self._keeper.leaving)
+
+    def _take(self, meaning: Meaning) -> None:
+        """Make what the manifests say now what is wanted."""
+        self._keeper.want(
+            meaning.machines,
+            unclaimed_stay=bool(meaning.unknown),
+            contested=meaning.contested,
+        )
+        self._arrivals.follow(_folders(machine.netns for machine in meaning.machines))
+        self._tell(meaning)
+        self._publish()
+
+    def _tell(self, meaning: Meaning) -> None:
+        if meaning.unreadable:
+            fix = "what was running goes on"
+            self._log.once("source", "warning", "source away", why=meaning.unreadable, so=fix)
+        else:
+            self._log.settled("source")
+        found = frozenset(meaning.problems)
+        for problem in sorted(found - self._problems, key=str):
+            kept = problem.file in meaning.held
+            so = "the last good meaning of the file goes on" if kept else "nothing of it is applied"
+            self._log.warning("bad manifest", problem=str(problem), so=so)
+        for file in sorted({one.file for one in self._problems} - {one.file for one in found}):
+            self._log.info("manifest mended or removed", file=file)
+        self._problems = found
+        for line in meaning.skipped:
+            self._log.once(("skipped", line), "info", "skipped", what=line)
+
+    def _publish(self) -> None:
+        meaning, standings = self._directory.meaning, self._keeper.standings
+        fine = all(one.state in (State.IN_SYNC, State.PENDING) for one in standings)
+        self._status = replace(
+            self._status,
+            ready=self._keeper.tried and not meaning.unreadable,
+            synced=time.time() if fine and not meaning.unreadable else self._status.synced,
+            source=self._config.manifests,
+            unreadable=meaning.unreadable,
+            manifests=meaning.count,
+            problems=meaning.problems,
+            held=(*meaning.held, *meaning.unknown),
+            namespaces=standings,
+        )
+        self._notifier.status(self._summary())
+
+    def _summary(self) -> str:
+        counts = dict.fromkeys(State, 0)
+        for standing in self._status.namespaces:
+            counts[standing.state] += 1
+        said = [f"{count} {state.value}" for state, count in counts.items() if count]
+        problems = len(self._status.problems)
+        said += [f"{problems} problems in manifests"] if problems else []
+        return f"Namespaces: {', '.join(said) or 'none'}"
+
+    # ------------------------------------------------------------------------------ signals
+
+    def _signalled(self, number: int) -> None:
+        if number == signal.SIGHUP:
+            self._reload = True
+        else:
+            self._stop = True
+
+    def _renew(self) -> None:
+        """Read the configuration, and everything else, again; a bad one changes nothing."""
+        self._notifier.reloading()
+        try:
+            config = load(self._path)
+            self._change_to(config)
+            self._log.info("reloaded", manifests=config.manifests, backend=config.backend)
+        except BadConfiguration as bad:
+            for line in str(bad).splitlines():
+                self._log.error("bad configuration", problem=line, so="the old one goes on")
+        except Failure as failure:
+            self._log.error("reload failed", why=failure, so="the old configuration goes on")
+        self._keeper.renew()
+        self._read, self._stirred = True, None
+
+    def _change_to(self, config: Config) -> None:
+        old, self._config = self._config, config
+        if config.state_dir != old.state_dir:
+            self._log.warning("restart to change it", key="state_dir", still=old.state_dir)
+            self._config = replace(self._config, state_dir=old.state_dir)
+        try:
+            if config.backend != old.backend:
+                kernel = self._made_kernel()
+                self._kernel.close()
+                self._kernel = self._keeper.kernel = kernel
+            if config.listen != old.listen:
+                if self._server is not None:
+                    self._server.close()
+                    self._server = None
+                self._serve()
+        except Failure:
+            self._config = replace(self._config, backend=old.backend, listen=old.listen)
+            if self._server is None:
+                self._serve()
+            raise
+        finally:
+            if config.manifests != old.manifests:
+                self._move_to(config.manifests)
+
+    def _move_to(self, manifests: str) -> None:
+        self._epoll.unregister(self._watch.fileno())
+        self._watch.close()
+        self._watch = Watch(manifests)
+        self._epoll.register(self._watch.fileno(), select.EPOLLIN)
+        self._directory = Directory(manifests, self._store, self._watch)
+
+    # ----------------------------------------------------------------------------- progress
+
+    def _progressed(self) -> None:
+        """Something was done: nobody need think that we are stuck."""
+        now = self._progress = time.monotonic()
+        seconds = self._notifier.watchdog_seconds
+        if seconds and now - self._fed >= seconds / 4:
+            self._fed = now
+            self._notifier.watchdog()
+            if not self._status.ready:
+                self._notifier.extend(seconds)
+
+    def _beat(self) -> float:
+        """When we last were seen alive, to whoever asks: who waits for work is not stuck."""
+        progress = self._progress
+        return time.monotonic() if progress is None else progress
+
+    def _warn(self, what: str) -> None:
+        self._log.once(what, "warning", "warning", what=what)
+
+
+@contextmanager
+def _signals(told: Callable[[int], None]) -> Iterator[socket.socket]:
+    """Within the block, signals to stop or to reload are told, and end a wait for this socket."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        reader.setblocking(False)
+        writer.setblocking(False)
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        handlers = {number: signal.signal(number, lambda n, _: told(n)) for number in numbers}
+        try:
+            yield reader
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(before)
+
+
+def _drain(wake: socket.socket) -> None:
+    with suppress(BlockingIOError):
+        while wake.recv(4096):
+            pass
+
+
+def _counted(standing: Standing) -> dict[int, tuple[int, int]]:
+    return counters.read(standing.netns, standing.identity)
+
+
+def _folders(names: Iterable[str]) -> set[str]:
+    """Where namespaces come and go that are named by a path."""
+    found = {os.path.dirname(name) for name in names if "/" in name}  # noqa: PTH120 - a string
+    return {folder for folder in found if not folder.startswith("/proc")} - {str(RUN)}

@@ -1,0 +1,354 @@
+"""Keeps namespaces as their machines want them: knows which to look at, when, and how each stands.
+
+Events only make it look sooner. A look begins with a glimpse: where nothing moved since the last
+one, that is all. One namespace that fails, or that somebody fights over, waits for its own next try
+and never keeps the others waiting.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from agent.backoff import FAILURES, REPAIRS, Backoff
+from agent.errors import BadManifest, Failure, NoNamespace
+from agent.kernel.kinds import Glimpse, Kernel
+from agent.log import Level, Log
+from agent.metrics import Metrics
+from agent.reconcile import Outcome, by_namespace, keep
+from agent.status import Change, Drift, Standing, State
+from rules.model import Desired, Machine
+from rules.plan import Plan
+from rules.values import replace
+
+LOOKS = Backoff(first=0.05, longest=1.0, free=20, forgiven_after=5.0)  # at others' commits
+TIMED_LOOK = 10.0  # seconds between looks at what sends no events
+MOST_CULPRITS = 16
+HALF = 1 << 31  # of the numbers that a generation can have
+
+Clock = Callable[[], float]
+Culprit = tuple[str, int]  # the name and pid of a process
+
+
+class _Kept:
+    """A namespace, and what is known of it."""
+
+    def __init__(self, netns: str, now: float, *, leaving: bool = False) -> None:
+        self.netns = netns
+        self.machines: list[Machine] = []
+        self.leaving = leaving  # nobody wants anything there any more: to be cleared
+        self.look, self.urgent = True, True
+        self.timer = math.inf
+        self.seen: object = None  # what the name stood for when it was last looked at
+        self.identity: object = None
+        self.nsid: object = None
+        self.desired: Desired | None = None
+        self.proven: Glimpse | None = None  # when it last held exactly that
+        self.culprits: list[Culprit] = []
+        self.failures, self.repairs, self.looks = FAILURES, REPAIRS, LOOKS
+        self.tried = False
+        why = "it was not looked at yet"
+        self.standing = Standing(netns=netns, state=State.PENDING, since=now, why=why)
+
+    @property
+    def due(self) -> float:
+        """When it is to be looked at."""
+        if not self.look:
+            return self.timer
+        if self.urgent:
+            return -math.inf
+        return max(self.failures.until, self.repairs.until, self.looks.until)
+
+    def forget(self) -> None:
+        """What was there may be no more, or be another by now."""
+        self.desired = self.proven = self.identity = self.nsid = None
+        self.look = self.urgent = True
+
+
+class Keeper:
+    """All namespaces that some machine is in, or was in."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        log: Log,
+        metrics: Metrics,
+        *,
+        clock: Clock = time.monotonic,
+        calendar: Clock = time.time,
+    ) -> None:
+        self.kernel = kernel
+        self._log, self._metrics = log, metrics
+        self._clock, self._calendar = clock, calendar
+        self._kept: dict[str, _Kept] = {}
+        self._unclaimed_stay = False
+        self._contested: Mapping[str, str] = {}
+
+    # ---------------------------------------------------------------------- what it is told
+
+    def want(
+        self,
+        machines: Iterable[Machine],
+        *,
+        unclaimed_stay: bool = False,
+        contested: Mapping[str, str] | None = None,
+    ) -> None:
+        """These are all the machines there are; in contested namespaces some are refused. Rules of
+        owners who are not among them stay where there may be more that we cannot read."""
+        wanted = by_namespace(one for one in machines if one.masquerade is not None)
+        for netns, group in wanted.items():
+            kept = self._kept.setdefault(netns, _Kept(netns, self._calendar()))
+            if kept.machines != group or kept.leaving:
+                kept.machines, kept.leaving = group, False
+                kept.look = kept.urgent = True
+                kept.proven = None
+        self.leave(self._kept.keys() - wanted.keys())
+        if unclaimed_stay != self._unclaimed_stay:
+            self._unclaimed_stay = unclaimed_stay
+            self.renew()
+        self._contested = contested or {}
+        for kept in self._kept.values():
+            self._judge(kept)
+
+    def leave(self, names: Iterable[str]) -> None:
+        """Nothing of ours is wanted in these namespaces any more."""
+        for netns in names:
+            kept = self._kept.setdefault(netns, _Kept(netns, self._calendar(), leaving=True))
+            if not kept.leaving:
+                kept.machines, kept.leaving, kept.proven = [], True, None
+                kept.look = kept.urgent = True
+
+    def moved(self, nsid: object, generation: int, culprit: Culprit) -> None:
+        """Somebody, maybe we, made this generation of the rules of a namespace."""
+        for kept in self._numbered(nsid):
+            known = kept.proven.generation if kept.proven else None
+            if known is not None and (known - generation) % (2 * HALF) < HALF:
+                continue  # we have looked since
+            if culprit[1] != os.getpid():
+                kept.culprits = [*kept.culprits[-MOST_CULPRITS:], culprit]
+            kept.looks = kept.looks.struck(self._clock())
+            kept.look = True
+
+    def relinked(self, nsid: object) -> None:
+        """Links or addresses of a namespace changed."""
+        for kept in self._numbered(nsid):
+            kept.look = True
+
+    def gone(self, nsid: object) -> None:
+        """The namespace with that number is no more."""
+        for kept in self._numbered(nsid):
+            kept.forget()
+
+    def arrived(self) -> None:
+        """Names of namespaces may have come or gone."""
+        for kept in self._kept.values():
+            if self.kernel.identity(kept.netns) != kept.seen:
+                kept.forget()
+
+    def look_at_all(self) -> None:
+        """Anything may have happened."""
+        for kept in self._kept.values():
+            kept.look = True
+
+    def renew(self) -> None:
+        """Look at everything from the ground up, without waiting for anyone's back-off."""
+        for kept in self._kept.values():
+            kept.look = kept.urgent = True
+            kept.proven = None
+
+    def _numbered(self, nsid: object) -> list[_Kept]:
+        return [kept for kept in self._kept.values() if kept.identity and kept.nsid == nsid]
+
+    # ----------------------------------------------------------------------- what it tells
+
+    @property
+    def due(self) -> float:
+        """When the next look is due, on the monotonic clock."""
+        return min((kept.due for kept in self._kept.values()), default=math.inf)
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """The namespaces that are still to be cleared."""
+        return frozenset(kept.netns for kept in self._kept.values() if kept.leaving)
+
+    @property
+    def tried(self) -> bool:
+        """Whether each was looked at, with whatever success."""
+        return all(kept.tried for kept in self._kept.values())
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        return tuple(self._kept[netns].standing for netns in sorted(self._kept))
+
+    # ------------------------------------------------------------------------ what it does
+
+    def work(self, beat: Callable[[], None], stopping: Callable[[], bool]) -> bool:
+        """Look at what is due; whether anything was. Those to be cleared come last: another name of
+        the same namespace may be wanted."""
+        now = self._clock()
+        due = [kept for kept in self._kept.values() if kept.due <= now]
+        for kept in sorted(due, key=lambda kept: (kept.leaving, kept.netns)):
+            if stopping():
+                break
+            self._look(kept)
+            beat()
+        try:
+            self._metrics.forgot(self.kernel.afterwards())
+        except Failure as failure:
+            self._log.warning("flows not forgotten", reason=failure)
+        return bool(due)
+
+    def _look(self, kept: _Kept) -> None:
+        started = self._clock()
+        kept.look, kept.urgent, kept.timer = False, False, math.inf
+        kept.tried = True
+        kept.seen = self.kernel.identity(kept.netns)
+        try:
+            outcome = self._kept_so(kept)
+        except NoNamespace as failure:
+            self._absent(kept, failure)
+        except Failure as failure:
+            self._failed(kept, failure)
+        except Exception as error:  # a bug met in one namespace must not stop the others
+            self._failed(kept, Failure(f"unexpected {type(error).__name__}: {error}"))
+        else:
+            if outcome is not None:
+                self._done(kept, outcome)
+            kept.failures = FAILURES
+            kept.culprits = []
+            if kept.proven is None or kept.proven.generation is None:
+                kept.timer = self._clock() + TIMED_LOOK
+            if kept.leaving and not self._unclaimed_stay:
+                del self._kept[kept.netns]
+            else:
+                self._judge(kept)
+        self._metrics.reconciled(self._clock() - started)
+
+    def _kept_so(self, kept: _Kept) -> Outcome | None:
+        """None: it is as it was when it was last proven."""
+        if kept.proven is not None and kept.desired is not None:
+            names = [sysctl.name for sysctl in kept.desired.sysctls]
+            if self.kernel.glimpse(kept.netns, names) == kept.proven:
+                return None
+        with self.kernel.opened(kept.netns) as namespace:
+            other = self._same(kept, namespace.identity)
+            if other is not None and kept.leaving:
+                return None  # somebody wants what is there, under the other name
+            if other is not None:
+                raise BadManifest(
+                    f"{other.netns} and {kept.netns} are one and the same namespace",
+                    "Write the same name for it in every manifest",
+                )
+            before = kept.desired if kept.identity == namespace.identity else None
+            kept.identity, kept.nsid = namespace.identity, namespace.nsid
+            outcome = keep(
+                kept.netns,
+                kept.machines,
+                namespace,
+                before=before,
+                unclaimed_stay=self._unclaimed_stay,
+            )
+            kept.standing = replace(
+                kept.standing,
+                backend=namespace.backend,
+                reason=namespace.reason,
+                identity=namespace.identity,
+            )
+            return outcome
+
+    def _same(self, kept: _Kept, identity: object) -> _Kept | None:
+        """Another that is wanted, and is the same namespace by another name."""
+        return next(
+            (
+                other
+                for other in self._kept.values()
+                if other is not kept and not other.leaving and other.identity == identity
+            ),
+            None,
+        )
+
+    def _done(self, kept: _Kept, outcome: Outcome) -> None:
+        desired, now = outcome.desired, self._calendar()
+        kept.desired = desired
+        kept.proven = Glimpse(
+            identity=kept.identity,
+            generation=outcome.generation,
+            surroundings=outcome.surroundings,
+            sysctls={sysctl.name: sysctl.value for sysctl in desired.sysctls},
+        )
+        kept.standing = replace(
+            kept.standing, live=outcome.live, pending=desired.pending, notes=desired.notes
+        )
+        if outcome.drift:
+            self._drifted(kept, outcome.drift, now)
+        if not outcome.done.empty:
+            self._metrics.committed()
+            what = _words(outcome.done)
+            kept.standing = replace(kept.standing, change=Change(now, what))
+            self._log.info("applied", netns=kept.netns, changes=what)
+
+    def _drifted(self, kept: _Kept, changes: int, now: float) -> None:
+        process, pid = kept.culprits[-1] if kept.culprits else ("", 0)
+        kept.repairs = kept.repairs.struck(self._clock())
+        self._metrics.drifted(process)
+        drift = Drift(at=now, process=process, pid=pid, changes=changes)
+        kept.standing = replace(kept.standing, drift=drift, drifts=kept.standing.drifts + 1)
+        self._log.warning(
+            "drift repaired",
+            netns=kept.netns,
+            process=process or "unknown",
+            pid=pid,
+            changes=changes,
+            next_repair_in=round(max(0.0, kept.repairs.until - self._clock()), 1),
+        )
+
+    def _absent(self, kept: _Kept, failure: NoNamespace) -> None:
+        if kept.leaving:
+            del self._kept[kept.netns]
+            return
+        kept.forget()
+        kept.look = kept.urgent = False
+        if "/" in kept.netns or not kept.netns.strip("0123456789"):
+            kept.timer = self._clock() + TIMED_LOOK  # a process, or a place that sends no events
+        kept.failures = FAILURES
+        kept.standing = replace(kept.standing, live=(), backend="", reason="", identity=None)
+        self._stand(kept, State.PENDING, failure.what)
+
+    def _failed(self, kept: _Kept, failure: Failure) -> None:
+        kept.proven = None
+        kept.failures = kept.failures.struck(self._clock())
+        kept.look = True
+        self._metrics.failed()
+        self._stand(kept, State.FAILING, str(failure))
+
+    def _judge(self, kept: _Kept) -> None:
+        """How a namespace stands that was looked at with success."""
+        if kept.proven is None:
+            return
+        if kept.netns in self._contested:
+            self._stand(kept, State.CONFLICT, self._contested[kept.netns])
+        elif kept.standing.pending:
+            why = "; ".join(f"{one.owner}: {one.reason}" for one in kept.standing.pending)
+            self._stand(kept, State.PENDING, why)
+        else:
+            self._stand(kept, State.IN_SYNC)
+
+    def _stand(self, kept: _Kept, state: State, why: str = "") -> None:
+        known = kept.standing
+        since = known.since if known.state is state else self._calendar()
+        kept.standing = replace(known, state=state, since=since, why=why)
+        level: Level = "info" if state in (State.IN_SYNC, State.PENDING) else "warning"
+        fields = {"why": why} if why else {}
+        self._log.once(("state", kept.netns), level, state.value, netns=kept.netns, **fields)
+
+
+def _words(plan: Plan) -> str:
+    """What a commit did, in a few words."""
+    counts = {
+        "added": len(plan.add),
+        "changed": len(plan.change),
+        "removed": len(plan.remove) + len(plan.leftovers),
+        "settings": len(plan.sysctls),
+    }
+    said = [f"{count} {word}" for word, count in counts.items() if count]
+    return ", ".join(said) or f"table: {plan.table.value}"

@@ -1,0 +1,194 @@
+"""A directory of manifests, kept in view: what its files mean together, now.
+
+Only files that changed are read again. One that cannot be read or understood keeps its last good
+meaning, also over a restart; a directory that cannot be read changes nothing.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
+from agent.sources.files import Text, content, is_manifest, label, understood
+from agent.sources.settled import settle
+from agent.sources.store import Store
+from agent.sources.watch import Watch
+from rules.model import Machine
+from rules.problems import Problem
+from rules.values import Value, replace
+
+LOOKS = 3  # at a directory whose links lead to new places each time
+
+Signature = tuple[int, ...]
+Progress = Callable[[], None]
+
+
+class Meaning(Value, kw_only=True):
+    """What the source says."""
+
+    machines: tuple[Machine, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    skipped: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()  # files that go on with their last good meaning
+    unknown: tuple[str, ...] = ()  # bad files without one: what they declare may be running
+    count: int = 0
+    unreadable: str = ""
+    contested: Mapping[str, str] = MappingProxyType({})  # namespaces, with what is wrong there
+
+
+class _File(Value):
+    """A file as last read: its text where it has one, and what that says."""
+
+    signature: Signature
+    text: str | None
+    says: Text
+
+
+class Directory:
+    """The manifests directly in a directory."""
+
+    def __init__(self, path: str, store: Store, watch: Watch) -> None:
+        self._path = path
+        self._store = store
+        self._watch = watch
+        self._files: dict[str, _File] = {}  # by path
+        self._texts = store.load()  # the last good ones, by label
+        self._said = {file: understood(file, text) for file, text in sorted(self._texts.items())}
+        self._meanings = {
+            file: said.machines for file, said in self._said.items() if not said.problems
+        }
+        self.meaning = Meaning(unreadable="it was not read yet")
+
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """Where the machines are that files were last known to declare."""
+        return frozenset(one.netns for said in self._meanings.values() for one in said)
+
+    def read(self, stirred: Iterable[str] | None = None, beat: Progress = lambda: None) -> Meaning:
+        """Look at what changed: at these paths, and at all that look different; None: at all."""
+        forced = None if stirred is None else set(stirred)
+        unreadable = ""
+        for _ in range(LOOKS):
+            try:
+                self._files, links = self._scan(forced, beat)
+                unreadable = ""
+            except OSError as error:
+                unreadable, links = f"{self._path} cannot be read: {error.strerror}", []
+            if not self._watch.follow(links):
+                break
+        self.meaning = self._settled(unreadable)
+        return self.meaning
+
+    def remember(self) -> None:
+        """Store what changed of the last good texts, for the next run."""
+        if self.meaning.unreadable:
+            return
+        bad = {*self.meaning.held, *self.meaning.unknown}
+        now = {
+            file.says.file: file.text
+            for file in self._files.values()
+            if file.text is not None and file.says.file not in bad
+        }
+        for file in self._texts.keys() - {one.says.file for one in self._files.values()}:
+            self._store.drop(file)
+            del self._texts[file]
+        for file, text in now.items():
+            if self._texts.get(file) != text:
+                self._store.keep(file, text)
+                self._texts[file] = text
+
+    def _scan(self, forced: set[str] | None, beat: Progress) -> tuple[dict[str, _File], list[str]]:
+        """Every file as it is now, and those of them that are links."""
+        with os.scandir(self._path) as entries:
+            links = {entry.path: entry.is_symlink() for entry in entries if is_manifest(entry)}
+        real = os.path.realpath(self._path)
+        found: dict[str, _File] = {}
+        for path, link in sorted(links.items()):
+            known = self._files.get(path)
+            names = {os.path.join(real, os.path.basename(path))}  # as the watch tells them
+            if link:
+                names.add(os.path.realpath(path))
+            if any(self._watch.is_written(name) for name in names):
+                file = known
+            else:
+                file = self._look(path, known, forced is None or not forced.isdisjoint(names))
+            if file is not None:
+                found[path] = file
+            if file is not known:
+                beat()
+        return found, [path for path, link in links.items() if link]
+
+    def _look(self, path: str, known: _File | None, forced: bool) -> _File | None:
+        """A file as it is; None if it went meanwhile."""
+        try:
+            signature = _signature(path)
+        except OSError:
+            if not os.path.lexists(path):
+                return None
+            signature = ()
+        if known and known.signature == signature and signature and not forced:
+            return known
+        text = content(path)
+        if isinstance(text, Problem):
+            return _File(signature, None, Text(file=label(path), problems=(text,)))
+        if known and known.text == text:
+            return replace(known, signature=signature)
+        if self._texts.get(label(path)) == text and label(path) in self._said:
+            return _File(signature, self._texts[label(path)], self._said.pop(label(path)))
+        return _File(signature, text, self._understood(path, text))
+
+    def _understood(self, path: str, text: str) -> Text:
+        if text.strip():
+            return understood(label(path), text)
+        problem = Problem(
+            code="empty-file",
+            path=(),
+            what="is empty",
+            fix="Write a manifest into it; to take its ports away, remove the file.",
+            file=label(path),
+            line=1,
+        )
+        return Text(file=label(path), problems=(problem,))
+
+    def _settled(self, unreadable: str) -> Meaning:
+        files = self._files
+        said = {
+            file.says.file: None if file.says.problems else file.says.machines
+            for file in files.values()
+        }
+        if unreadable:  # what it held is not known to be gone
+            said = dict.fromkeys(self._meanings) | said
+        settled = settle(self._meanings, said)
+        unknown = sorted(file for file in settled.held if file not in self._meanings)
+        self._meanings = {
+            file: machines
+            for file, machines in settled.meanings.items()
+            if file not in settled.held or file in self._meanings
+        }
+        return Meaning(
+            machines=settled.machines,
+            problems=(
+                *(problem for file in files.values() for problem in file.says.problems),
+                *settled.problems,
+            ),
+            skipped=(
+                *(line for file in files.values() for line in file.says.skipped),
+                *settled.left,
+            ),
+            held=tuple(sorted(settled.held - set(unknown))),
+            unknown=tuple(unknown),
+            count=sum(file.says.count for file in files.values()),
+            unreadable=unreadable,
+            contested=settled.contested,
+        )
+
+
+def _signature(path: str) -> Signature:
+    status = os.stat(path)
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_mode,
+    )

@@ -1,0 +1,109 @@
+"""What outlives the daemon: the last good text of each file, and which namespaces are still to be
+cleared. Where it cannot be written or read, we go on without it and say so.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from pathlib import Path
+
+FORMAT = 1
+ASIDE = ".corrupt"
+LEAVING = "leaving.json"
+TEXTS = "last-good"
+
+Warn = Callable[[str], None]
+
+
+class Store:
+    """A directory that only we write to, a small file for each manifest."""
+
+    def __init__(self, directory: str, warn: Warn) -> None:
+        self._texts = Path(directory, TEXTS)
+        self._names = Path(directory, LEAVING)
+        self._warn = warn
+        self.leaving: frozenset[str] = frozenset()  # namespaces that are still to be cleared
+
+    def load(self) -> dict[str, str]:
+        """The last good texts that an earlier run left, by file; what is corrupt is set aside."""
+        texts: dict[str, str] = {}
+        for path in self._files():
+            record = self._read(path)
+            if isinstance(record, dict) and path == self._path(str(record.get("file"))):
+                texts[str(record["file"])] = str(record.get("text"))
+            elif record is not None:
+                self._set_aside(path, "it is no record of ours")
+        names = self._read(self._names)
+        if isinstance(names, list):
+            self.leaving = frozenset(map(str, names))
+        return texts
+
+    def keep(self, file: str, text: str) -> None:
+        """This is what the file means now."""
+        self._write(self._path(file), {"file": file, "text": text})
+
+    def drop(self, file: str) -> None:
+        """The file is gone."""
+        try:
+            self._path(file).unlink(missing_ok=True)
+        except OSError as error:
+            self._warn(f"cannot remove what was stored of {file}: {error.strerror}")
+
+    def leave(self, names: Iterable[str]) -> None:
+        """These namespaces are still to be cleared."""
+        if frozenset(names) != self.leaving:
+            self.leaving = frozenset(names)
+            self._write(self._names, sorted(self.leaving))
+
+    def _files(self) -> list[Path]:
+        try:
+            return sorted(path for path in self._texts.iterdir() if path.suffix == ".json")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._warn(f"cannot read {self._texts}: {error.strerror}")
+            return []
+
+    def _path(self, file: str) -> Path:
+        name = sha256(file.encode(errors="surrogateescape")).hexdigest()[:32]
+        return self._texts / f"{name}.json"
+
+    def _read(self, path: Path) -> object:
+        """The content of a stored file; None where there is none that could be trusted."""
+        try:
+            stored = json.loads(path.read_bytes())
+            content = stored["content"]
+            if stored["format"] == FORMAT and stored["sha256"] == _digest(content):
+                return content
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._warn(f"cannot read {path}: {error.strerror}")
+            return None
+        except (ValueError, LookupError, TypeError, RecursionError):
+            pass
+        self._set_aside(path, "it is corrupt")
+        return None
+
+    def _set_aside(self, path: Path, why: str) -> None:
+        self._warn(f"setting {path} aside as {path.name}{ASIDE}: {why}")
+        with contextlib.suppress(OSError):
+            path.replace(f"{path}{ASIDE}")
+
+    def _write(self, path: Path, content: object) -> None:
+        """Whole or not at all: into a new file, which then takes the name."""
+        scratch = Path(f"{path}.new")
+        record = {"format": FORMAT, "sha256": _digest(content), "content": content}
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            scratch.write_text(json.dumps(record), encoding="utf-8")
+            scratch.replace(path)
+        except OSError as error:
+            self._warn(f"cannot write {path}: {error.strerror}")
+            with contextlib.suppress(OSError):
+                scratch.unlink()
+
+
+def _digest(content: object) -> str:
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

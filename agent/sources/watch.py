@@ -1,0 +1,134 @@
+"""Tells when the manifests in a directory may have changed, and which of them are being written.
+
+Watched are the directory, every directory on the way to it, and the way to whatever its entries
+link to: so it may appear later, be replaced, or be a link that is swapped, as Kubernetes does with
+a ConfigMap's.
+"""
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from agent import inotify
+from agent.inotify import Inotify
+
+STEPS = (
+    inotify.CREATE
+    | inotify.MOVED_FROM
+    | inotify.MOVED_TO
+    | inotify.DELETE
+    | inotify.DELETE_SELF
+    | inotify.MOVE_SELF
+    | inotify.ATTRIB
+    | inotify.ONLYDIR
+)
+WRITES = inotify.CLOSE_WRITE | inotify.MODIFY
+BEGINS = inotify.CREATE | inotify.MODIFY
+PATIENCE = 10.0  # seconds without a word from a writer who has not closed its file
+MOST_LINKS = 40  # as the kernel follows
+
+Clock = Callable[[], float]
+
+
+class Watch:
+    """Of one directory of manifests."""
+
+    def __init__(self, directory: str, clock: Clock = time.monotonic) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._inotify = Inotify()
+        self._names: dict[int, tuple[str, set[str] | None]] = {}  # by watch; None: every name
+        self._writing: dict[str, float] = {}  # paths, and when we stop waiting for them
+
+    def fileno(self) -> int:
+        return self._inotify.fileno()
+
+    def close(self) -> None:
+        self._inotify.close()
+
+    @property
+    def due(self) -> float | None:
+        """When to look again although nothing is heard."""
+        return min(self._writing.values(), default=None)
+
+    def is_written(self, path: str) -> bool:
+        """Whether somebody is in the middle of writing a file."""
+        until = self._writing.get(path)
+        if until is not None and until <= self._clock():
+            del self._writing[path]
+            return False
+        return until is not None
+
+    def follow(self, links: Iterable[str]) -> bool:
+        """Watch the directory and these links in it, as they lead now; whether that is more than
+        before, so that something may have been missed."""
+        wanted: dict[str, set[str] | None] = {}
+        for path in (self._directory, *links):
+            for folder, name in way(path):
+                names = wanted.setdefault(folder, set())
+                if names is not None:
+                    names.add(name)
+        wanted[os.path.realpath(self._directory)] = None
+        found: dict[int, tuple[str, set[str] | None]] = {}
+        for folder, names in wanted.items():
+            try:
+                number = self._inotify.watch(folder, STEPS | WRITES)
+            except OSError:
+                continue  # it is not there; what leads to it is watched
+            found[number] = (folder, names)
+        for number in self._names.keys() - found.keys():
+            self._inotify.unwatch(number)
+        more = bool(found.keys() - self._names.keys())
+        self._names = found
+        return more
+
+    def stirred(self) -> set[str] | None:
+        """The paths that something happened to, which may be none; None: anything may have."""
+        paths: set[str] = set()
+        everything = False
+        for happened in self._inotify.read():
+            folder, names = self._names.get(happened.watch, ("", set()))
+            if happened.mask & (inotify.Q_OVERFLOW | inotify.DELETE_SELF | inotify.MOVE_SELF):
+                everything = True
+            elif names is None or happened.name in names:
+                path = os.path.join(folder, happened.name)
+                if happened.mask & BEGINS and _is_plain(path):
+                    self._writing[path] = self._clock() + PATIENCE
+                else:
+                    self._writing.pop(path, None)
+                    paths.add(path)
+        return None if everything else paths
+
+
+def way(path: str) -> Iterator[tuple[str, str]]:
+    """Each directory that is looked into to find a path, and the name that is looked for there."""
+    folder, rest, links = "/", path.split("/"), 0
+    while rest:
+        name = rest.pop(0)
+        if name in ("", "."):
+            continue
+        if name == "..":
+            folder = os.path.dirname(folder)
+            continue
+        yield folder, name
+        here = os.path.join(folder, name)
+        try:
+            target = os.readlink(here)
+        except OSError:  # no link, or not there
+            folder = here
+            continue
+        links += 1
+        if links > MOST_LINKS:
+            return
+        rest = target.split("/") + rest
+        folder = "/" if target.startswith("/") else folder
+
+
+def _is_plain(path: str) -> bool:
+    """Whether it is a file that its writer will close; one that was linked here is written."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1

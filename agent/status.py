@@ -1,0 +1,141 @@
+"""How the daemon stands: a value that its loop replaces, and that metrics, health and `portranger
+status` read from other threads."""
+
+import enum
+from datetime import UTC, datetime
+
+from rules.model import Chain, Live, Pending
+from rules.problems import Problem
+from rules.render import problem_json
+from rules.values import Value
+
+Json = dict[str, object]
+
+
+class State(enum.Enum):
+    """How a namespace stands."""
+
+    IN_SYNC = "in sync"
+    PENDING = "pending"  # it, or a link or address in it, is not there yet
+    FAILING = "failing"  # the last try failed; another follows
+    CONFLICT = "conflict"  # some of its manifests are refused for what others of them claim
+
+
+class Drift(Value, kw_only=True):
+    """Somebody else's change that was undone."""
+
+    at: float
+    process: str = ""  # "" where nobody told us
+    pid: int = 0
+    changes: int
+
+
+class Change(Value):
+    """What we did last."""
+
+    at: float
+    what: str
+
+
+class Standing(Value, kw_only=True):
+    """One namespace; times are seconds of the epoch."""
+
+    netns: str
+    state: State
+    since: float  # it is in that state
+    why: str = ""
+    backend: str = ""
+    reason: str = ""
+    live: tuple[Live, ...] = ()  # as last seen
+    identity: object = None  # which namespace had that name when it was seen
+    pending: tuple[Pending, ...] = ()
+    notes: tuple[str, ...] = ()
+    change: Change | None = None
+    drift: Drift | None = None
+    drifts: int = 0
+
+    @property
+    def ranges(self) -> tuple[Live, ...]:
+        """What is forwarded from outside."""
+        return tuple(one for one in self.live if one.rule.chain is Chain.PREROUTING)
+
+
+class Status(Value, kw_only=True):
+    """The whole node."""
+
+    version: str
+    pid: int
+    started: float
+    ready: bool = False  # every namespace was tried since the start or the last reload
+    synced: float | None = None  # when all of it was last in sync or waiting
+    source: str = ""
+    unreadable: str = ""  # why the source cannot be read, where it cannot
+    manifests: int = 0
+    problems: tuple[Problem, ...] = ()
+    held: tuple[str, ...] = ()  # files that go on with their last good meaning
+    namespaces: tuple[Standing, ...] = ()
+
+
+def status_json(status: Status) -> Json:
+    """The answer to `portranger status -o json`."""
+    return {
+        "format_version": "1.0",
+        "version": status.version,
+        "pid": status.pid,
+        "started": moment(status.started),
+        "ready": status.ready,
+        "last_sync": moment(status.synced),
+        "source": status.source,
+        "unreadable": status.unreadable or None,
+        "manifests": status.manifests,
+        "problems": [problem_json(problem) for problem in status.problems],
+        "last_good": list(status.held),
+        "namespaces": [_standing_json(standing) for standing in status.namespaces],
+    }
+
+
+def _standing_json(standing: Standing) -> Json:
+    return {
+        "netns": standing.netns,
+        "state": standing.state.value,
+        "since": moment(standing.since),
+        "why": standing.why or None,
+        "backend": standing.backend or None,
+        "reason": standing.reason or None,
+        "rules": len(standing.live),
+        "ranges": [_range_json(one) for one in standing.ranges],
+        "pending": [{"owner": one.owner, "reason": one.reason} for one in standing.pending],
+        "notes": list(standing.notes),
+        "last_change": standing.change
+        and {"at": moment(standing.change.at), "what": standing.change.what},
+        "last_drift": standing.drift and _drift_json(standing.drift),
+        "drifts": standing.drifts,
+    }
+
+
+def _range_json(live: Live) -> Json:
+    rule = live.rule
+    return {
+        "owner": rule.owner,
+        "family": rule.family.value,
+        "protocol": rule.protocol.value if rule.protocol else None,
+        "ports": str(rule.ports) if rule.ports else None,
+        "to": str(rule.to),
+    }
+
+
+def _drift_json(drift: Drift) -> Json:
+    return {
+        "at": moment(drift.at),
+        "process": drift.process or None,
+        "pid": drift.pid or None,
+        "changes": drift.changes,
+    }
+
+
+def moment(seconds: float | None) -> str | None:
+    """A time as scripts and people read it."""
+    if seconds is None:
+        return None
+    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
