@@ -34,7 +34,7 @@ class _Maker(type):
         body["__slots__"] = fields if bases else ("_hash",)
         made = super().__new__(mcs, name, bases, body)
         made._setters = tuple(getattr(made, field).__set__ for field in fields)
-        made._content = attrgetter(*fields) if fields else None
+        made._content = attrgetter(*fields) if fields else lambda _: ()
         return made
 
     def __init__(

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from agent.errors import Failure, NotPermitted
-from agent.kernel.netlink import HEADER, NLM_F_ACK, ask, attribute
+from agent.kernel.netlink import HEADER, NLM_F_ACK, ask, attribute, attributes
 from rules.problems import printable
 from rules.values import Value
 
@@ -79,12 +79,6 @@ class Gone(Value):
 
 class Lost(Value):
     """More happened than there was room for: look at everything."""
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is Lost
-
-    def __hash__(self) -> int:
-        return hash(Lost)
 
 
 Event = Moved | Relinked | Gone | Lost
@@ -211,7 +205,7 @@ def messages(data: memoryview) -> Iterator[tuple[int, bytes]]:
 
 def moving(nsid: int | None, body: bytes) -> Moved | None:
     """What a new generation tells, if it makes sense."""
-    found = _attributes(body)
+    found = attributes(memoryview(body)[4:])
     if not {GEN_ID, GEN_PROC_PID, GEN_PROC_NAME} <= found.keys():
         return None
     generation, pid = (int.from_bytes(found[key], "big") for key in (GEN_ID, GEN_PROC_PID))
@@ -221,21 +215,8 @@ def moving(nsid: int | None, body: bytes) -> Moved | None:
 
 def going(body: bytes) -> Gone | None:
     """What the end of a number tells, if it makes sense."""
-    number = _attributes(body).get(NETNSA_NSID)
+    number = attributes(memoryview(body)[4:]).get(NETNSA_NSID)
     return None if number is None else Gone(int.from_bytes(number, sys.byteorder))
-
-
-def _attributes(body: bytes) -> dict[int, bytes]:
-    """Of a message whose fixed part has four bytes; up to the first that makes no sense."""
-    found: dict[int, bytes] = {}
-    data = body[4:]
-    while len(data) >= 4:
-        length, kind = struct.unpack_from("=HH", data)
-        if not 4 <= length <= len(data):
-            break
-        found[kind & 0x3FFF] = data[4:length]
-        data = data[(length + 3) & ~3 :]
-    return found
 
 
 def _socket(protocol: int) -> socket.socket:

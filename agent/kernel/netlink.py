@@ -66,6 +66,8 @@ def attributes(data: memoryview) -> Attributes:
     found: Attributes = {}
     while len(data) >= 4:
         length, kind = struct.unpack_from("=HH", data)
+        if not 4 <= length <= len(data):
+            break  # nonsense, which might never end
         found[kind & 0x3FFF] = bytes(data[4:length])
         data = data[(length + 3) & ~3 :]
     return found

@@ -133,8 +133,8 @@ def test_what_others_wrote_does_not_confuse(netns: str) -> None:
     )
     nft(
         netns,
-        "table inet another { chain x { counter packets 7 bytes 7; } }\n"
-        "table ip portranger { chain x { counter packets 8 bytes 8; } }",
+        "add table inet another\nadd chain inet another x\nadd rule inet another x counter\n"
+        "add table ip portranger\nadd chain ip portranger x\nadd rule ip portranger x counter",
     )
     found = counted(netns)
     assert sorted(found.values()) == [(2, 20), (3, 30), (4, 40), (5, 50)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent.kernel.events import Lost
 from rules.model import Foreign, Live, Pending, Rule
 from rules.ports import PortRange
 from rules.values import replace
@@ -22,6 +23,11 @@ def test_values_of_one_content_are_one_value() -> None:
 def test_values_of_different_content_or_kind_differ() -> None:
     assert PortRange(1, 2) != PortRange(1, 3)
     assert Pending("a", "b") != ("a", "b")
+
+
+def test_values_without_content_are_one_value() -> None:
+    assert Lost() == Lost()
+    assert len({Lost(), Lost()}) == 1
 
 
 def test_a_value_never_changes() -> None:
