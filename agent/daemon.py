@@ -195,12 +195,11 @@ class Daemon:
             time.sleep(FOLD)
             more = self._watch.stirred()
             stirred = None if stirred is None or more is None else stirred | more
-        due = self._watch.due
         if stirred is None:
             self._stirred = None
         elif self._stirred is not None:
             self._stirred |= stirred
-        if stirred is None or stirred or (due is not None and due <= time.monotonic()):
+        if stirred is None or stirred:
             self._read = True
 
     def _work(self) -> None:
@@ -257,7 +256,7 @@ class Daemon:
             unreadable=meaning.unreadable,
             manifests=meaning.count,
             problems=meaning.problems,
-            held=(*meaning.held, *meaning.unknown),
+            held=meaning.held,
             namespaces=standings,
         )
         self._notifier.status(self._summary())
@@ -293,6 +292,7 @@ class Daemon:
             self._log.error("reload failed", why=failure, so="the old configuration goes on")
         self._keeper.renew()
         self._read, self._stirred = True, None
+        self._resync = 0.0
 
     def _change_to(self, config: Config) -> None:
         old, self._config = self._config, config

@@ -226,7 +226,7 @@ class Keeper:
 
     def _kept_so(self, kept: _Kept) -> Outcome | None:
         """None: it is as it was when it was last proven."""
-        if kept.proven is not None and kept.desired is not None:
+        if kept.proven and kept.proven.generation is not None and kept.desired is not None:
             names = [sysctl.name for sysctl in kept.desired.sysctls]
             if self.kernel.glimpse(kept.netns, names) == kept.proven:
                 return None

@@ -127,7 +127,15 @@ def _inside(path: str) -> list[str]:
 
 
 def is_manifest(entry: "os.DirEntry[str]") -> bool:
-    return entry.name.endswith(_SUFFIXES) and not entry.name.startswith(".") and not entry.is_dir()
+    named = entry.name.endswith(_SUFFIXES) and not entry.name.startswith(".")
+    return named and not _is_directory(entry)
+
+
+def _is_directory(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle, or through a file: to read it will tell
+        return False
 
 
 def _identity(name: str) -> str:

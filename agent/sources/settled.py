@@ -51,6 +51,7 @@ def settle(before: Meanings, now: Mapping[str, tuple[Machine, ...] | None]) -> S
         held=frozenset(held),
         left=tuple(left),
         machines=tuple(machines),
+        contested=contested,
     )
 
 

@@ -95,6 +95,7 @@ class Haunted:
     would keep others of us away."""
 
     backend = reason = identity = ""
+    nsid = generation = None
 
     def __init__(self, namespace: Namespace, haunt: Callable[[int], None]) -> None:
         self._namespace = namespace
@@ -115,6 +116,9 @@ class Haunted:
 
     def exclusive(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def sweep(self, rules: Iterable[Rule]) -> None:
+        self._namespace.sweep(rules)
 
 
 def haunted_converge(netns: str, machine: Machine | None, haunt: Callable[[int], None]) -> int:

@@ -11,7 +11,7 @@ from agent.errors import Failure, Stale, TryAgain
 from agent.kernel.memory import MemoryNamespace
 from agent.reconcile import ATTEMPTS, by_namespace, converge, intend, intend_from_nothing
 from rules.desired import desire
-from rules.model import Desired, Foreign, Observed, Surroundings
+from rules.model import Desired, Foreign, Observed, Rule, Surroundings
 from rules.plan import Plan, Table
 from rules.values import replace
 from tests.unit.samples import POD, forward, machine, space
@@ -25,6 +25,7 @@ class Hindered:
 
     backend = "memory"
     reason = "this is a test"
+    nsid = generation = None
 
     def __init__(self, times: int) -> None:
         self.inner = MemoryNamespace(POD)
@@ -47,6 +48,9 @@ class Hindered:
 
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
         return self.inner.observe(sysctls)
+
+    def sweep(self, rules: Iterable[Rule]) -> None:
+        self.inner.sweep(rules)
 
     def commit(self, plan: Plan) -> None:
         assert self.alone, "others of us must wait while we look and commit"
