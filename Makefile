@@ -271,11 +271,14 @@ for path in "$$environment" "$$base"; do
         exit 1 ;;
     esac
 done
+mkdir -p "$$root$$prefix/lib"
+take_turns
+export PYTHONDONTWRITEBYTECODE=1
 staging=$$root$$environment.new
 scratch=$$(mktemp -d)
 trap 'rm -rf "$$scratch" "$$staging"' EXIT
 pins() { { $(PYTHON) -VV; cat constraints.txt; } | sha256sum; }
-pip() { "$$staging/bin/python" -B -m pip "$$@" -q --no-compile --root-user-action=ignore; }
+pip() { "$$staging/bin/python" -m pip "$$@" -q --no-compile --root-user-action=ignore; }
 build_environment() {
     echo "make: building $$environment with $$($(PYTHON) -V)"
     rm -rf "$$staging"
@@ -291,7 +294,8 @@ build_environment() {
     rm -f "$$staging"/lib/python3*/site-packages/__init__.py "$$staging"/bin/[Aa]ctivate*
     grep -rlIZ -- "$$staging" "$$staging/bin" "$$staging/pyvenv.cfg" |
         xargs -0r sed -i "s|$$staging|$$environment|g"
-    # The service may write nowhere: what is not compiled now would be compiled at every start.
+    # The service may write nowhere: what is not compiled now would be compiled at every start. And
+    # what is compiled earlier, by being run, names the wrong place.
     "$$staging/bin/python" -m compileall -q -j0 -s "$$staging" -p "$$environment" "$$staging/lib"
     pins >"$$staging/.pins"
 }
@@ -333,8 +337,6 @@ tell() {
         echo "make: next: put manifests into $$manifests, and systemctl enable --now portranger"
     fi
 }
-mkdir -p "$$root$$prefix/lib"
-take_turns
 build_environment
 replace_environment
 put_files

@@ -18,7 +18,7 @@ from agent.metrics import Metrics
 from agent.reconcile import Outcome, by_namespace, keep
 from agent.status import Change, Drift, Standing, State
 from rules.model import Desired, Machine
-from rules.plan import Plan
+from rules.plan import Plan, Table
 from rules.values import replace
 
 LOOKS = Backoff(first=0.05, longest=1.0, free=20, forgiven_after=5.0)  # at others' commits
@@ -44,6 +44,7 @@ class _Kept:
         self.nsid: object = None
         self.desired: Desired | None = None
         self.proven: Glimpse | None = None  # when it last held exactly that
+        self.sure = False  # that nothing of ours is there but what this run put there
         self.culprits: list[Culprit] = []
         self.failures, self.repairs, self.looks = FAILURES, REPAIRS, LOOKS
         self.tried = False
@@ -62,6 +63,7 @@ class _Kept:
     def forget(self) -> None:
         """What was there may be no more, or be another by now."""
         self.desired = self.proven = self.identity = self.nsid = None
+        self.sure = False
         self.look = self.urgent = True
 
 
@@ -218,7 +220,7 @@ class Keeper:
             kept.culprits = []
             if kept.proven is None or kept.proven.generation is None:
                 kept.timer = self._clock() + TIMED_LOOK
-            if kept.leaving and not self._unclaimed_stay:
+            if kept.leaving and not self._may_be_claimed(kept):
                 del self._kept[kept.netns]
             else:
                 self._judge(kept)
@@ -246,7 +248,7 @@ class Keeper:
                 kept.machines,
                 namespace,
                 before=before,
-                unclaimed_stay=self._unclaimed_stay,
+                unclaimed_stay=self._may_be_claimed(kept),
             )
             kept.standing = replace(
                 kept.standing,
@@ -255,6 +257,11 @@ class Keeper:
                 identity=namespace.identity,
             )
             return outcome
+
+    def _may_be_claimed(self, kept: _Kept) -> bool:
+        """Whether what nobody claims there may be what a manifest declares that we cannot read: not
+        once we know of everything there where it is from."""
+        return self._unclaimed_stay and not kept.sure
 
     def _same(self, kept: _Kept, identity: object) -> _Kept | None:
         """Another that is wanted, and is the same namespace by another name."""
@@ -270,6 +277,7 @@ class Keeper:
     def _done(self, kept: _Kept, outcome: Outcome) -> None:
         desired, now = outcome.desired, self._calendar()
         kept.desired = desired
+        kept.sure |= not self._unclaimed_stay or outcome.done.table is Table.CREATE
         kept.proven = Glimpse(
             identity=kept.identity,
             generation=outcome.generation,

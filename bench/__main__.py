@@ -1,11 +1,15 @@
-"""`make bench`: what changing a range costs, and how fast the dry run of a pipeline is."""
+"""`make bench`: what changing a range costs, how fast the dry run of a pipeline is, how soon the
+daemon acts and what it uses. `make bench ARGS=daemon` runs the sections whose names begin so. Where
+a number breaks its bound, that is a failure.
+"""
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
@@ -15,7 +19,9 @@ from agent.kernel.live import LiveKernel
 from agent.kernel.netns import inside, opened
 from agent.kernel.probe import connected
 from agent.reconcile import converge
-from bench.measure import Action, interleaved, table
+from bench.crowd import crowd
+from bench.daemon import arrival_to_port, flush_to_port, save_to_port
+from bench.measure import Action, Table, interleaved, table
 from rules import nft
 from rules.desired import desire
 from rules.model import Claim, Guest, Machine, Masquerade, Protocol
@@ -26,28 +32,53 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "desktop.yaml"
 ROUNDS = 60
 
 
-def main() -> None:
-    """Print every table."""
-    for section in SECTIONS:
-        print("\n".join(section()), end="\n\n", flush=True)
+def main(words: Sequence[str]) -> None:
+    """Print every table that is asked for, or all."""
+    signal.signal(signal.SIGTERM, _ending(os.getpid()))
+    strange = [word for word in words if not _named([word])]
+    if strange:
+        sys.exit(f"bench: no section begins with {strange[0]}; there are: {', '.join(SECTIONS)}")
+    kept = True
+    for name in _named(words):
+        made = SECTIONS[name]()
+        print("\n".join(made.lines), end="\n\n", flush=True)
+        kept = kept and made.kept
+    if not kept:
+        sys.exit("bench: a bound is broken")
 
 
-def change_one_range() -> list[str]:
+def _ending(pid: int) -> Callable[[int, object], None]:
+    """Take down what was built, where it was built: pyroute2 ends processes that it forked off us
+    by a signal, and these must leave it alone."""
+
+    def end(number: int, _: object) -> None:
+        if os.getpid() == pid:
+            sys.exit(128 + number)
+        os._exit(128 + number)
+
+    return end
+
+
+def _named(words: Sequence[str]) -> list[str]:
+    return [name for name in SECTIONS if not words or name.startswith(tuple(words))]
+
+
+def change_one_range() -> Table:
     """Desired state known to rules effective and checked, against nft given a ready script."""
     return _change("Change the range tcp 1000-8000 of the example", (8000, 8001), others=0)
 
 
-def change_with_flows_open() -> list[str]:
+def change_with_flows_open() -> Table:
     """The same while the namespace has flows: nft leaves those of closed ports open, we do not."""
     return _change("The same, with 50 UDP flows open", (8000, 8001), others=0, flows=50)
 
 
-def change_one_of_fifty() -> list[str]:
+def change_one_of_fifty() -> Table:
     """The same beside other ranges, which stay as they are and must be looked at."""
     return _change("Change one of fifty ranges", (1005, 1006), others=49)
 
 
-def _change(title: str, lasts: tuple[int, int], others: int, flows: int = 0) -> list[str]:
+def _change(title: str, lasts: tuple[int, int], others: int, flows: int = 0) -> Table:
     with (
         built(f"prbench-{os.getpid()}") as lab,
         opened(lab.pod) as descriptor,
@@ -106,7 +137,7 @@ def machine(last: int, others: int) -> Machine:
     )
 
 
-def dry_run() -> list[str]:
+def dry_run() -> Table:
     """A whole command, against starting Python alone."""
     portranger = str(Path(sys.executable).parent / "portranger")
     commands = {
@@ -126,7 +157,16 @@ def _nothing() -> None:
     """Nothing to prepare."""
 
 
-SECTIONS = (change_one_range, change_with_flows_open, change_one_of_fifty, dry_run)
+SECTIONS = {
+    "change": change_one_range,
+    "change-with-flows": change_with_flows_open,
+    "change-of-fifty": change_one_of_fifty,
+    "command": dry_run,
+    "daemon-save": save_to_port,
+    "daemon-flush": flush_to_port,
+    "daemon-arrival": arrival_to_port,
+    "daemon-crowd": crowd,
+}
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -107,10 +107,12 @@ class Directory:
             names = {os.path.join(real, os.path.basename(path))}  # as the watch tells them
             if link:
                 names.add(os.path.realpath(path))
-            if any(self._watch.is_written(name) for name in names):
-                file = known
-            else:
+            file = known
+            if not self._watch.is_written(names):
                 file = self._look(path, known, forced is None or not forced.isdisjoint(names))
+            if file is not known:
+                self._watch.hear()
+                file = known if self._watch.is_written(names) else file
             if file is not None:
                 found[path] = file
             if file is not known:

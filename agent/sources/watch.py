@@ -40,6 +40,7 @@ class Watch:
         self._inotify = Inotify()
         self._names: dict[int, tuple[str, set[str] | None]] = {}  # by watch; None: every name
         self._writing: dict[str, float] = {}  # paths, and when we stop waiting for them
+        self._stirred: set[str] | None = set()  # what was heard and not told yet; None: anything
 
     def fileno(self) -> int:
         return self._inotify.fileno()
@@ -49,16 +50,14 @@ class Watch:
 
     @property
     def due(self) -> float | None:
-        """When to look again although nothing is heard."""
+        """When to ask again although nothing is to be read."""
+        if self._stirred is None or self._stirred:
+            return self._clock()
         return min(self._writing.values(), default=None)
 
-    def is_written(self, path: str) -> bool:
-        """Whether somebody is in the middle of writing a file."""
-        until = self._writing.get(path)
-        if until is not None and until <= self._clock():
-            del self._writing[path]
-            return False
-        return until is not None
+    def is_written(self, paths: Iterable[str]) -> bool:
+        """Whether somebody is known to be in the middle of writing one of these files."""
+        return any(path in self._writing for path in paths)
 
     def follow(self, links: Iterable[str]) -> bool:
         """Watch the directory and these links in it, as they lead now; whether that is more than
@@ -84,21 +83,33 @@ class Watch:
         return more
 
     def stirred(self) -> set[str] | None:
-        """The paths that something happened to, which may be none; None: anything may have."""
-        paths: set[str] = set()
-        everything = False
+        """The paths that something happened to, or that were waited for in vain; they may be none.
+        None: anything may have happened."""
+        self.hear()
+        now = self._clock()
+        for path in [path for path, until in self._writing.items() if until <= now]:
+            self._over(path)
+        stirred, self._stirred = self._stirred, set()
+        return stirred
+
+    def hear(self) -> None:
+        """Take in what has happened up to now, to be told when asked."""
         for happened in self._inotify.read():
             folder, names = self._names.get(happened.watch, ("", set()))
             if happened.mask & (inotify.Q_OVERFLOW | inotify.DELETE_SELF | inotify.MOVE_SELF):
-                everything = True
+                self._stirred = None
             elif names is None or happened.name in names:
                 path = os.path.join(folder, happened.name)
                 if happened.mask & BEGINS and _is_plain(path):
                     self._writing[path] = self._clock() + PATIENCE
                 else:
-                    self._writing.pop(path, None)
-                    paths.add(path)
-        return None if everything else paths
+                    self._over(path)
+
+    def _over(self, path: str) -> None:
+        """It is as it will be for now."""
+        self._writing.pop(path, None)
+        if self._stirred is not None:
+            self._stirred.add(path)
 
 
 def way(path: str) -> Iterator[tuple[str, str]]:

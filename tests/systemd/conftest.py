@@ -1,4 +1,4 @@
-"""One machine for all tests of this folder that only use it."""
+"""One machine for all tests here that do it no harm, and its service, as new for each of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.systemd.machine import Machine, booted, why_not
+from tests.systemd.service import Service
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +16,14 @@ def machine() -> Iterator[Machine]:
         pytest.skip(reason)
     with booted() as made:
         yield made
+
+
+@pytest.fixture
+def service(machine: Machine) -> Iterator[Service]:
+    """Whatever happens to it, it never leaves a traceback in the journal."""
+    made = Service(machine)
+    try:
+        yield made
+        assert not made.said("Traceback")
+    finally:
+        made.clear()

@@ -131,7 +131,9 @@ def installed() -> tuple[Path, Path]:
 def codename() -> str:
     """This machine's Debian, or a recent one."""
     release = dict(
-        line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line
+        line.split("=", 1)
+        for line in Path("/etc/os-release").read_text().splitlines()
+        if "=" in line
     )
     return release.get("VERSION_CODENAME", "") if release["ID"] == "debian" else "bookworm"
 
