@@ -128,7 +128,8 @@ class Keeper:
                 continue  # we have looked since
             if culprit[1] != os.getpid():
                 kept.culprits = [*kept.culprits[-MOST_CULPRITS:], culprit]
-            kept.looks = kept.looks.struck(self._clock())
+            if not kept.look:  # else who never rests could put off our look for ever
+                kept.looks = kept.looks.struck(self._clock())
             kept.look = True
 
     def relinked(self, nsid: object) -> None:
@@ -315,6 +316,7 @@ class Keeper:
             del self._kept[kept.netns]
             return
         kept.forget()
+        kept.seen = None  # the next of that name may get the number of this one
         kept.look = kept.urgent = False
         if "/" in kept.netns or not kept.netns.strip("0123456789"):
             kept.timer = self._clock() + TIMED_LOOK  # a process, or a place that sends no events

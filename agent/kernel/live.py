@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 
-from agent.errors import Failure
+from agent.errors import Failure, NoNamespace
 from agent.kernel import netns as namespaces
 from agent.kernel import rtnetlink, sysctl
 from agent.kernel.backends import AUTO, Workers, chosen, legacy_is_live
@@ -22,19 +22,31 @@ from rules.model import Address, Foreign, Observed, Rule, Surroundings
 from rules.plan import Plan, Table
 from rules.values import replace
 
+MOST_TO_CLOSE = 32  # sockets and contexts that wait for it: each is memory, and keeps its namespace
 PATIENCE = 5.0  # seconds to wait for another of us in the same namespace
 
 
-class Deferred:
-    """What can wait until every namespace has its rules: flows to forget, sockets to close.
+class AtOnce:
+    """For who opens one namespace after the other: what comes after a commit comes right after."""
 
-    To close a socket of netfilter after rules were deleted waits until the kernel has destroyed
-    them: another thread does the waiting.
-    """
+    def forget(self, task: Callable[[], int]) -> None:
+        task()
+
+    def close(self, task: Callable[[], None]) -> None:
+        task()
+
+    def forgotten(self) -> int:
+        return 0
+
+
+class Deferred:
+    """For who keeps many namespaces: flows are forgotten when all have their rules, and sockets are
+    closed by another thread. To close one of netfilter after rules were deleted waits until the
+    kernel has destroyed them."""
 
     def __init__(self) -> None:
         self._forgetting: list[Callable[[], int]] = []
-        self._closing: queue.SimpleQueue[Callable[[], None]] | None = None
+        self._closing: queue.Queue[Callable[[], None]] | None = None
 
     def forget(self, task: Callable[[], int]) -> None:
         self._forgetting.append(task)
@@ -54,12 +66,12 @@ class Deferred:
 
     def close(self, task: Callable[[], None]) -> None:
         if self._closing is None:
-            self._closing = queue.SimpleQueue()
+            self._closing = queue.Queue(MOST_TO_CLOSE)
             threading.Thread(target=_close_all, args=[self._closing], daemon=True).start()
         self._closing.put(task)
 
 
-def _close_all(tasks: "queue.SimpleQueue[Callable[[], None]]") -> None:
+def _close_all(tasks: "queue.Queue[Callable[[], None]]") -> None:
     while True:
         tasks.get()()
 
@@ -74,13 +86,13 @@ class LiveNamespace:
         backend: str,
         workers: Workers,
         *,
-        deferred: Deferred | None = None,
+        later: AtOnce | Deferred,
         nsid: int | None = None,
     ) -> None:
         self.nsid = nsid
         self._netns = netns
         self._descriptor = descriptor
-        self._deferred = deferred
+        self._later = later
         with self._inside():
             self._backends = chosen(backend, descriptor, workers)
         self.backend, self.reason = self._backends.name, self._backends.reason
@@ -134,10 +146,7 @@ class LiveNamespace:
                 self._conntrack = Conntrack()
         own = {a.ip for link in self.surroundings().links for a in link.addresses}
         task = functools.partial(_forget, self._conntrack, due, own, self._netns)
-        if self._deferred is None:
-            task()
-        else:
-            self._deferred.forget(task)
+        self._later.forget(task)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -156,9 +165,10 @@ class LiveNamespace:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        self._backends.close()
+        """Let go of the namespace, once there are no flows to be forgotten in it any more."""
+        self._later.close(self._backends.close)
         if self._conntrack is not None:
-            self._conntrack.close()
+            self._later.forget(functools.partial(_close, self._conntrack, self._later))
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -176,6 +186,11 @@ def _forget(conntrack: Conntrack, due: Sequence[Forgotten], own: Set[Address], n
         raise Failure(f"cannot forget flows in namespace {netns}: {error.strerror}") from error
 
 
+def _close(conntrack: Conntrack, later: AtOnce | Deferred) -> int:
+    later.close(conntrack.close)
+    return 0
+
+
 class LiveKernel:
     """Every namespace of this machine. Who keeps many of them asks to defer what can wait, and
     calls `afterwards` when the rules of all are made."""
@@ -187,8 +202,7 @@ class LiveKernel:
         self._backend = backend
         self._events = events
         self._workers = Workers()
-        self._deferred = Deferred() if defer else None
-        self._opened: list[LiveNamespace] = []  # until afterwards
+        self._later = Deferred() if defer else AtOnce()
 
     def names(self) -> list[str]:
         return namespaces.names()
@@ -199,22 +213,25 @@ class LiveKernel:
     @contextmanager
     def opened(self, netns: str) -> Iterator[LiveNamespace]:
         with namespaces.opened(netns) as descriptor:
-            nsid = self._events.nsid(descriptor) if self._events else None
+            nsid = self._nsid(descriptor, netns)
             namespace = LiveNamespace(
                 netns,
                 descriptor,
                 self._backend,
                 self._workers,
-                deferred=self._deferred,
+                later=self._later,
                 nsid=nsid,
             )
             try:
                 yield namespace
             finally:
-                if self._deferred is None:
-                    namespace.close()
-                else:
-                    self._opened.append(namespace)
+                namespace.close()
+
+    def _nsid(self, descriptor: int, netns: str) -> int | None:
+        try:
+            return self._events.nsid(descriptor) if self._events else None
+        except OSError as error:  # a plain file, which `ip netns` makes first and leaves last
+            raise NoNamespace(f"there is no network namespace {netns}") from error
 
     def glimpse(self, netns: str, sysctls: Iterable[str] = ()) -> Glimpse:
         with namespaces.opened(netns) as descriptor, namespaces.inside(descriptor, netns):
@@ -237,23 +254,10 @@ class LiveKernel:
         except OSError:
             return None
         finally:
-            self._close(asking.close)
+            self._later.close(asking.close)
 
     def afterwards(self) -> int:
-        if self._deferred is None:
-            return 0
-        try:
-            return self._deferred.forgotten()
-        finally:
-            for namespace in self._opened:
-                self._deferred.close(namespace.close)
-            self._opened.clear()
-
-    def _close(self, task: Callable[[], None]) -> None:
-        if self._deferred is None:
-            task()
-        else:
-            self._deferred.close(task)
+        return self._later.forgotten()
 
     def close(self) -> None:
         """End the worker processes, if any were needed."""
