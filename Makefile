@@ -104,6 +104,10 @@ venv: packages-python ## make or renew .venv; does nothing, and needs no network
 	# Where Python may not write bytecode by itself, every start would compile us anew.
 	$(BIN)/python -m compileall -q agent rules
 
+.PHONY: test-tree
+test-tree: packages-test venv ## make the Debian that tests boot, which else they make themselves
+	@$(BIN)/python -m tests.systemd.trees
+
 .PHONY: lock
 lock: packages-python ## write the newest versions of all dependencies into constraints.txt
 	@$(write_constraints)
@@ -241,6 +245,7 @@ if [[ $$root ]]; then root=$$(realpath -m -- "$$root"); fi
 environment=$$prefix/lib/portranger
 command=$$prefix/bin/portranger
 unit=$(UNIT_DIR)/portranger.service
+restart=$$unit.d/10-restart.conf
 tmpfiles=$(TMPFILES_DIR)/portranger.conf
 manual=$$prefix/share/man/man8/portranger.8
 declare -A completions=(
@@ -253,7 +258,7 @@ shipped=$$prefix/share/portranger/portranger.toml
 configuration=/etc/portranger/portranger.toml
 manifests=/etc/portranger/manifests.d
 state=/var/lib/portranger
-files=("$$command" "$$unit" "$$tmpfiles" "$$manual" "$${completions[@]}" "$$shipped")
+files=("$$command" "$$unit" "$$restart" "$$tmpfiles" "$$manual" "$${completions[@]}" "$$shipped")
 edited() { [[ -e $$root$$configuration ]] && ! cmp -s "$$root$$shipped" "$$root$$configuration"; }
 here() { [[ ! $$root && -d /run/systemd/system ]]; }
 take_turns() { exec 9<"$$root$$prefix/lib"; flock 9; }
@@ -311,6 +316,9 @@ put_files() {
     ln -sfn "$$environment/bin/portranger" "$$root$$command"
     sed "s|/usr/local/bin/|$$prefix/bin/|" systemd/portranger.service >"$$scratch/unit"
     put "$$scratch/unit" "$$unit"
+    if (($$(systemctl --version | sed -n '1s/^systemd \([0-9]*\).*/\1/p') >= 254)); then
+        put systemd/restart.conf "$$restart"
+    fi
     put systemd/tmpfiles.conf "$$tmpfiles"
     put docs/portranger.8 "$$manual"
     for shell in "$${!completions[@]}"; do
@@ -330,7 +338,9 @@ put_configuration() {
 tell() {
     version=$$("$$root$$environment/bin/python" -I -m agent.entry --version)
     echo "make: installed $$version$${root:+ below $$root}:"
-    printf '  %s\n' "$$environment/" "$${files[@]}" "$$configuration" "$$manifests/"
+    for path in "$$environment/" "$${files[@]}" "$$configuration" "$$manifests/"; do
+        if [[ -e $$root$$path || -L $$root$$path ]]; then echo "  $$path"; fi
+    done
     if here && systemctl -q is-active portranger; then
         echo "make: the agent from before is still running; next: systemctl restart portranger"
     else

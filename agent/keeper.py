@@ -85,6 +85,7 @@ class Keeper:
         self._kept: dict[str, _Kept] = {}
         self._unclaimed_stay = False
         self._contested: Mapping[str, str] = {}
+        self._contested_since = calendar()
 
     # ---------------------------------------------------------------------- what it is told
 
@@ -108,6 +109,8 @@ class Keeper:
         if unclaimed_stay != self._unclaimed_stay:
             self._unclaimed_stay = unclaimed_stay
             self.renew()
+        if (contested or {}) != self._contested:
+            self._contested_since = self._calendar()
         self._contested = contested or {}
         for kept in self._kept.values():
             self._judge(kept)
@@ -181,7 +184,14 @@ class Keeper:
 
     @property
     def standings(self) -> tuple[Standing, ...]:
-        return tuple(self._kept[netns].standing for netns in sorted(self._kept))
+        """Also of namespaces in which nothing could be accepted, so that none is kept."""
+        found = {netns: kept.standing for netns, kept in self._kept.items()}
+        for netns in self._contested.keys() - found.keys():
+            why = self._contested[netns]
+            found[netns] = Standing(
+                netns=netns, state=State.CONFLICT, since=self._contested_since, why=why
+            )
+        return tuple(found[netns] for netns in sorted(found))
 
     # ------------------------------------------------------------------------ what it does
 

@@ -77,7 +77,9 @@ def booted() -> Iterator[Machine]:
 @contextmanager
 def running(made: Stage) -> Iterator[subprocess.Popen[bytes]]:
     """The process that holds the machine; `make install` is done in it before it boots."""
-    boot = made.nspawn("--boot", "--private-network")
+    # With bpf, systemd can enforce IPAddressDeny= and DevicePolicy= as it does on a real machine.
+    allowed = ("--capability=CAP_BPF", "--system-call-filter=bpf")
+    boot = made.nspawn("--boot", "--private-network", *allowed)
     script = f"{JOIN}{made.install('make', '--silent', 'install')}\nexec {boot}"
     log = made.source / ".boot.log"
     with log.open("wb") as output:

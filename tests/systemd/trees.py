@@ -13,6 +13,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -156,7 +157,16 @@ def cached(kind: str, made_of: Iterable[str], make: Callable[[Path], None]) -> P
             run("rm", "-rf", unfinished)
             make(unfinished)
             unfinished.rename(path)
+        os.utime(path)
+        forget_old(kind)
     return path
+
+
+def forget_old(kind: str) -> None:
+    """Remove what no run has used for a week."""
+    for path in CACHE.glob(f"{kind}-*"):
+        if path.is_dir() and time.time() - path.stat().st_mtime > 7 * 86400:
+            run("rm", "-rf", path)
 
 
 def taken(descriptor: int) -> bool:
@@ -208,3 +218,7 @@ def first_install(base: Path, path: Path) -> None:
             check=False,
         )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+if __name__ == "__main__":
+    installed()

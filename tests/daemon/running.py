@@ -1,0 +1,243 @@
+"""The real daemon as a process of its own, the files it lives on, and what one says about both."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families as families
+
+from agent.kernel.netns import inside, opened
+from rules.model import Chain, Family
+from tests.spaces import ROOT, eventually, ip, observed, run, space
+
+PATIENCE = 60.0  # seconds for what takes a few tenths
+A_MOMENT = 1.0  # seconds: what the daemon may take to stop, or to do what takes it milliseconds
+TICKS = os.sysconf("SC_CLK_TCK")
+
+Json = dict[str, Any]
+Words = tuple[str, ...]
+
+
+def forwarded(netns: str, *families: Family) -> set[str]:
+    """What the kernel forwards from outside: `tcp 22`, `udp 1000-8000` or `everything`."""
+    return {
+        f"{live.rule.protocol.value} {live.rule.ports}" if live.rule.protocol else "everything"
+        for live in observed(netns).live
+        if live.rule.chain is Chain.PREROUTING and live.rule.family in (families or tuple(Family))
+    }
+
+
+def comes_to_forward(netns: str, *ranges: str, seconds: float = PATIENCE) -> bool:
+    """Whether these, and no others, come to be forwarded."""
+    return eventually(lambda: forwarded(netns) == set(ranges), seconds)
+
+
+def handles(netns: str) -> set[int]:
+    """What tells the rules of a namespace from others that would be written in their place."""
+    return {live.handle for live in observed(netns).live}
+
+
+class Running:
+    """One run of the daemon."""
+
+    def __init__(self, words: Words, home: str, log: Path, environment: Mapping[str, str]) -> None:
+        self.home, self.log = home, log
+        with log.open("wb") as stream:
+            self.process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                cwd=ROOT,
+                env={**os.environ, **environment},
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    # ------------------------------------------------------------------------ what it says
+
+    def said(self, event: str = "", **fields: object) -> list[Json]:
+        """The records of its log with this event and these fields."""
+        whole = [line for line in self.log.read_text().splitlines(keepends=True) if "\n" in line]
+        found = [json.loads(line) for line in whole if line.startswith("{")]
+        wanted = fields | ({"event": event} if event else {})
+        return [one for one in found if wanted.items() <= one.items()]
+
+    def says(self, event: str, *, times: int = 1, **fields: object) -> bool:
+        """Whether it comes to say this, so often at least."""
+
+        def told() -> bool:
+            return len(self.said(event, **fields)) >= times
+
+        eventually(lambda: told() or not self.alive, PATIENCE)
+        return told()
+
+    @property
+    def port(self) -> int:
+        """Where it listens now; a reload may have changed that."""
+        return int(self.said("listening")[-1]["port"])
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        try:
+            with opened(self.home) as descriptor, inside(descriptor, self.home):
+                connection.connect()
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def status(self) -> Json:
+        code, body = self.get("/status")
+        assert code == http.client.OK
+        return dict(json.loads(body))
+
+    def standing(self, netns: str) -> Json:
+        """How it thinks that a namespace stands; nothing, where it knows none of that name."""
+        found = [one for one in self.status()["namespaces"] if one["netns"] == netns]
+        return dict(found[0]) if found else {}
+
+    def is_in(self, state: str, netns: str, seconds: float = PATIENCE) -> bool:
+        """Whether a namespace comes to stand so."""
+        return eventually(lambda: self.standing(netns).get("state") == state, seconds)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples with that name and these labels."""
+        code, body = self.get("/metrics")
+        assert code == http.client.OK
+        return sum(
+            sample.value
+            for family in families(body.decode())
+            for sample in family.samples
+            if sample.name == f"portranger_{name}" and labels.items() <= sample.labels.items()
+        )
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def descriptors(self) -> int:
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+    # ------------------------------------------------------------------------- what it is told
+
+    def tell(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def reload(self) -> None:
+        """Told to read everything again, and done with it."""
+        before = len(self.said("ready"))
+        self.tell(signal.SIGHUP)
+        assert self.says("ready", times=before + 1), self.log.read_text()
+
+    def stop(self) -> None:
+        """As systemd would: it ends by itself, soon, with nothing to complain about."""
+        self.tell(signal.SIGTERM)
+        started = time.monotonic()
+        code = self.process.wait(PATIENCE)
+        took = time.monotonic() - started
+        text = self.log.read_text()
+        assert code == 0, text
+        assert took < A_MOMENT, f"it took {took:.2f} s to stop"
+        assert self.said("stopping"), text
+        assert "Traceback" not in text, text
+
+    def kill(self) -> None:
+        """As nobody should."""
+        self.process.kill()
+        self.process.wait(PATIENCE)
+
+
+class Node:
+    """What daemons live on, one after another: a namespace, configuration, manifests and state.
+
+    The namespace is its own, so that nothing of this machine's, and nothing that others do here, is
+    in the way.
+    """
+
+    def __init__(self, folder: Path, home: str, **settings: object) -> None:
+        self.folder, self.home = folder, home
+        self.manifests, self.state = folder / "manifests.d", folder / "state"
+        self.config = folder / "portranger.toml"
+        self.manifests.mkdir(parents=True)
+        self._settings: dict[str, object] = {
+            "manifests": str(self.manifests),
+            "state_dir": str(self.state),
+            "listen": "127.0.0.1:0",
+        }
+        self._runs = 0
+        self.configure(**settings)
+
+    def configure(self, **settings: object) -> None:
+        """Write the configuration, with these settings and those from before."""
+        self._settings |= settings
+        lines = (f"{key} = {json.dumps(value)}\n" for key, value in self._settings.items())
+        self.config.write_text("".join(lines))
+
+    def save(self, name: str, text: str) -> Path:
+        """As editors do that never leave half a file."""
+        path = self.manifests / name
+        scratch = self.folder / f"{name}.new"
+        scratch.write_text(text)
+        scratch.replace(path)
+        return path
+
+    def remove(self, name: str) -> None:
+        (self.manifests / name).unlink()
+
+    def words(self, *prefix: str) -> Words:
+        """The command that runs a daemon here, through others that run it."""
+        entry = (sys.executable, "-m", "agent.entry")
+        enter = ("nsenter", f"--net=/run/netns/{self.home}")
+        return (*enter, *prefix, *entry, "run", "-c", str(self.config))
+
+    def refused(self, *prefix: str) -> tuple[int, str]:
+        """The exit code of a daemon that should not start, and what it says."""
+        done = run(*self.words(*prefix), code=None)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, done.stderr
+
+    def start(self, *prefix: str, environment: Mapping[str, str] | None = None) -> Running:
+        """A daemon that nobody waits for, and that nobody stops."""
+        self._runs += 1
+        words = (*self.words(*prefix), "--log-format", "json")
+        return Running(words, self.home, self.folder / f"log-{self._runs}", environment or {})
+
+    @contextmanager
+    def running(
+        self, *prefix: str, environment: Mapping[str, str] | None = None
+    ) -> Iterator[Running]:
+        """A daemon that is ready, and is stopped at the end unless it has gone by then."""
+        daemon = self.start(*prefix, environment=environment)
+        try:
+            assert daemon.says("ready"), daemon.log.read_text()
+            yield daemon
+            if daemon.alive:
+                daemon.stop()
+        finally:
+            daemon.kill()
+
+
+@contextmanager
+def made(folder: Path, **settings: object) -> Iterator[Node]:
+    """A node of its own, for as long as the block runs."""
+    with space() as home:
+        ip(home, "link set lo up")
+        yield Node(folder, home, **settings)

@@ -1,0 +1,589 @@
+"""The keeper: which namespaces it looks at, when, and how each stands; in a kernel in memory, with
+a clock that moves when told."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from agent.backoff import FAILURES, REPAIRS
+from agent.errors import Failure, NotPermitted
+from agent.keeper import LOOKS, TIMED_LOOK, Keeper
+from agent.kernel.kinds import Glimpse
+from agent.kernel.memory import MemoryKernel, MemoryNamespace
+from agent.log import Log
+from agent.metrics import Metrics
+from agent.status import Standing, State, Status
+from rules.model import Foreign, Machine, Observed
+from rules.plan import Plan
+from rules.values import replace
+from tests.unit.samples import POD, forward, machine, space
+
+STRANGER = Foreign("prerouting", 0, "accept")
+NFT = ("nft", 4711)
+
+
+class Numbered(MemoryNamespace):
+    """A namespace whose rules have generations, as nftables' have."""
+
+    def __init__(self) -> None:
+        super().__init__(POD)
+        self.made = 1
+
+    @property
+    def generation(self) -> int | None:
+        return self.made
+
+    def commit(self, plan: Plan) -> None:
+        super().commit(plan)
+        self.made += 1
+
+    def stir(self, change: Callable[[Numbered], None]) -> None:
+        """What a stranger does."""
+        change(self)
+        self.made += 1
+
+
+class Watched(MemoryKernel):
+    """A kernel that counts how often a namespace was opened, and can refuse to open it."""
+
+    def __init__(self, spaces: dict[str, MemoryNamespace]) -> None:
+        super().__init__(spaces)
+        self.opens: list[str] = []
+        self.glimpses = 0
+        self.refused: dict[str, Exception] = {}
+
+    @contextmanager
+    def opened(self, netns: str) -> Iterator[MemoryNamespace]:
+        self.opens.append(netns)
+        if netns in self.refused:
+            raise self.refused[netns]
+        with super().opened(netns) as one:
+            yield one
+
+    def glimpse(self, netns: str, sysctls: Iterable[str] = ()) -> Glimpse:
+        self.glimpses += 1
+        with super().opened(netns) as one:
+            return Glimpse(
+                identity=one.identity,
+                generation=one.generation,
+                surroundings=one.surroundings(),
+                sysctls=one.observe(sysctls).sysctls,
+            )
+
+
+class House:
+    """A keeper, and all that it deals with."""
+
+    def __init__(self, *names: str) -> None:
+        self.kernel = Watched({name: Numbered() for name in names})
+        self.now, self.date = 1000.0, 1e9
+        self.written = io.StringIO()
+        self.metrics = Metrics(lambda: Status(version="", pid=0, started=0.0), lambda _: {})
+        self.keeper = Keeper(
+            self.kernel,
+            Log(self.written, clock=lambda: self.date),
+            self.metrics,
+            clock=lambda: self.now,
+            calendar=lambda: self.date,
+        )
+
+    def __getitem__(self, netns: str) -> Numbered:
+        one = self.kernel.spaces[netns]
+        assert isinstance(one, Numbered)
+        return one
+
+    def want(self, *machines: Machine, unclaimed_stay: bool = False) -> None:
+        self.keeper.want(machines, unclaimed_stay=unclaimed_stay)
+        self.work()
+
+    def work(self) -> list[str]:
+        """Do what is due; which namespaces that were."""
+        self.kernel.opens.clear()
+        self.keeper.work(lambda: None, lambda: False)
+        return list(self.kernel.opens)
+
+    def stirred(self, netns: str, change: Callable[[Numbered], None]) -> None:
+        """A stranger does something, and the kernel tells of it."""
+        self[netns].stir(change)
+        self.keeper.moved(self[netns].nsid, self[netns].made, NFT)
+
+    def standing(self, netns: str) -> Standing:
+        (found,) = (one for one in self.keeper.standings if one.netns == netns)
+        return found
+
+    def ports(self, netns: str) -> set[str]:
+        return {str(live.rule.ports) for live in self[netns].held.live if live.rule.ports}
+
+    def metric(self, name: str) -> float:
+        line = next(
+            line for line in self.metrics.text().decode().splitlines() if line.startswith(name)
+        )
+        return float(line.split()[-1])
+
+
+def vm(*claims: str, netns: str = "blue", name: str = "") -> Machine:
+    return machine(*(claims or ("tcp 22",)), netns=netns, name=name or f"in-{netns}")
+
+
+def scribble(one: Numbered) -> None:
+    one.insert(STRANGER)
+
+
+def flush(one: Numbered) -> None:
+    one.held = Observed()
+
+
+# ------------------------------------------------------------------------- what is wanted
+
+
+def test_what_is_wanted_is_made_once() -> None:
+    house = House("blue", "red")
+    house.want(vm(), vm(netns="red"))
+    assert house.standing("blue").state is State.IN_SYNC
+    assert house.ports("blue") == house.ports("red") == {"22"}
+    assert house.keeper.due == math.inf
+    assert house.work() == []
+    house.want(vm(), vm(netns="red"))
+    assert house.kernel.opens == []
+    assert house.metric("portranger_commits_total") == 2
+
+
+def test_only_the_namespace_of_what_changed_is_opened() -> None:
+    house = House("blue", "red")
+    house.want(vm(), vm(netns="red"))
+    house.want(vm("tcp 23"), vm(netns="red"))
+    assert house.kernel.opens == ["blue"]
+    assert house.ports("blue") == {"23"}
+    change = house.standing("blue").change
+    assert change is not None
+    assert change.what == "3 added, 3 removed"
+
+
+def test_what_is_wanted_no_more_is_cleared_and_forgotten() -> None:
+    house = House("blue", "red")
+    house.want(vm(), vm(netns="red"))
+    house.want(vm())
+    assert not house["red"].held.table
+    assert [one.netns for one in house.keeper.standings] == ["blue"]
+    assert house.keeper.leaving == frozenset()
+
+
+def test_what_an_earlier_run_left_is_cleared() -> None:
+    house = House("blue", "red")
+    house["red"].insert(forward())
+    house["red"].held = replace(house["red"].held, table=True)
+    house.keeper.leave(["red", "gone"])
+    assert house.keeper.leaving == {"red", "gone"}
+    house.want(vm())
+    assert not house["red"].held.table
+    assert house.keeper.leaving == frozenset()
+
+
+def test_what_cannot_be_cleared_is_tried_again() -> None:
+    house = House("blue")
+    house.want(vm())
+    house.kernel.refused["blue"] = NotPermitted("no")
+    house.want()
+    assert house.keeper.leaving == {"blue"}
+    assert house.standing("blue").state is State.FAILING
+    house.kernel.refused.clear()
+    house.now = house.keeper.due
+    house.work()
+    assert house.keeper.leaving == frozenset()
+    assert not house["blue"].held.table
+
+
+def test_those_to_be_cleared_come_last() -> None:
+    """The machine has another name of its namespace now: it must not be without rules between."""
+    house = House("z")
+    house.want(vm(netns="z"))
+    house.kernel.spaces["zz"] = house["z"]
+    before = house["z"].held
+    house.want(vm(netns="zz", name="in-z"))
+    assert house.kernel.opens == ["zz", "z"]
+    assert house["z"].held == before
+
+
+# ------------------------------------------------------------------------- what nobody may claim
+
+
+def stranded(house: House, netns: str) -> None:
+    """A rule of ours whose owner nobody knows."""
+    rule = forward("tcp 99", owner="VirtualMachine/default/lost/default")
+    house[netns].insert(rule)
+    house[netns].held = replace(
+        house[netns].held, table=True, chains=house[netns].held.chains | {rule.chain}
+    )
+
+
+def test_what_nobody_claims_stays_while_there_are_files_we_cannot_read() -> None:
+    house = House("blue", "red")
+    for netns in ("blue", "red"):
+        stranded(house, netns)
+    house.keeper.leave(["red"])
+    house.want(vm(), unclaimed_stay=True)
+    assert house.ports("blue") == {"22", "99"}
+    assert house.ports("red") == {"99"}
+    house.want(vm())
+    assert house.ports("blue") == {"22"}
+    assert house.ports("red") == set()
+
+
+def test_what_we_know_to_be_given_up_goes_whatever_else_cannot_be_read() -> None:
+    house = House("blue", "red")
+    house.want(vm(name="one"), vm("tcp 23", name="two"), vm(netns="red"))
+    house.want(vm(name="one"), unclaimed_stay=True)
+    assert house.ports("blue") == {"22"}
+    assert not house["red"].held.table
+    assert [one.netns for one in house.keeper.standings] == ["blue"]
+
+
+def test_what_we_made_ourselves_meanwhile_goes_too() -> None:
+    house = House("blue")
+    house.want(unclaimed_stay=True)
+    house.want(vm(), unclaimed_stay=True)
+    house.want(unclaimed_stay=True)
+    assert not house["blue"].held.table
+
+
+def test_a_namespace_that_is_another_by_now_is_not_known() -> None:
+    house = House("blue")
+    house.want(vm())
+    house.kernel.spaces["blue"] = Numbered()
+    stranded(house, "blue")
+    house.keeper.arrived()
+    house.want(vm(), unclaimed_stay=True)
+    assert house.ports("blue") == {"22", "99"}
+
+
+# -------------------------------------------------------------------------------- they come and go
+
+
+def test_a_namespace_that_is_not_there_is_waited_for() -> None:
+    house = House()
+    house.want(vm())
+    assert house.standing("blue").state is State.PENDING
+    assert house.keeper.due == math.inf
+    assert house.keeper.tried
+    house.kernel.spaces["blue"] = Numbered()
+    house.keeper.arrived()
+    house.work()
+    assert house.standing("blue").state is State.IN_SYNC
+
+
+def test_an_arrival_elsewhere_is_no_reason_to_look() -> None:
+    house = House("blue")
+    house.want(vm(), vm(netns="red"))
+    house.kernel.spaces["green"] = Numbered()
+    house.keeper.arrived()
+    assert house.work() == []
+
+
+@pytest.mark.parametrize("netns", ["/run/x/ns", "4711"])
+def test_what_no_event_tells_of_is_asked_for_now_and_then(netns: str) -> None:
+    house = House()
+    house.want(vm(netns=netns))
+    assert house.keeper.due == house.now + TIMED_LOOK
+    house.now += TIMED_LOOK
+    assert house.work() == [netns]
+
+
+@pytest.mark.parametrize("how", ["arrived", "gone"])
+def test_a_namespace_under_an_old_name_is_a_new_one(how: str) -> None:
+    house = House("blue")
+    house.want(vm())
+    old = house["blue"].nsid
+    house.kernel.spaces["blue"] = Numbered()
+    if how == "arrived":
+        house.keeper.arrived()
+    else:
+        house.keeper.gone(old)
+    house.work()
+    assert house.ports("blue") == {"22"}
+    assert house.standing("blue").drift is None, "nobody broke anything"
+
+
+def test_a_namespace_that_goes_is_forgotten_until_it_is_back() -> None:
+    house = House("blue")
+    house.want(vm())
+    gone = house.kernel.spaces.pop("blue")
+    house.keeper.arrived()
+    house.work()
+    standing = house.standing("blue")
+    assert standing.state is State.PENDING
+    assert standing.live == ()
+    assert standing.identity is None
+    house.kernel.spaces["blue"] = gone  # of the very same number
+    house.keeper.arrived()
+    house.work()
+    assert house.standing("blue").state is State.IN_SYNC
+
+
+def test_links_that_change_are_looked_at() -> None:
+    house = House("blue")
+    house["blue"].links = space()
+    house.want(vm())
+    assert house.standing("blue").state is State.PENDING
+    assert "yet" in house.standing("blue").why
+    house["blue"].links = POD
+    house.keeper.relinked(house["blue"].nsid)
+    house.work()
+    assert house.standing("blue").state is State.IN_SYNC
+
+
+def test_two_names_of_one_namespace_are_told_and_the_first_goes_on() -> None:
+    house = House("blue")
+    house.kernel.spaces["red"] = house["blue"]
+    house.want(vm(), vm("tcp 80", netns="red"))
+    assert house.standing("blue").state is State.IN_SYNC
+    assert house.standing("red").state is State.FAILING
+    assert "one and the same" in house.standing("red").why
+    assert house.ports("blue") == {"22"}
+    house.kernel.spaces["red"] = Numbered()
+    house.keeper.arrived()
+    house.work()
+    assert house.standing("red").state is State.IN_SYNC
+    assert house.ports("red") == {"80"}
+
+
+# ------------------------------------------------------------------------------------------ drift
+
+
+@pytest.mark.parametrize("change", [scribble, flush])
+def test_drift_is_repaired_and_told_with_who_did_it(change: Callable[[Numbered], None]) -> None:
+    house = House("blue", "red")
+    house.want(vm(), vm(netns="red"))
+    rules = {live.rule for live in house["blue"].held.live}
+    house.stirred("blue", change)
+    assert house.keeper.due <= house.now
+    assert house.work() == ["blue"]
+    assert {live.rule for live in house["blue"].held.live} == rules
+    drift = house.standing("blue").drift
+    assert drift is not None
+    assert (drift.process, drift.pid) == NFT
+    assert drift.changes >= 1
+    assert house.metric('portranger_drift_repaired_total{process="nft"}') == 1
+    assert house.standing("red").drift is None
+
+
+def test_of_what_we_know_already_nothing_is_made() -> None:
+    house = House("blue")
+    house.want(vm())
+    for generation in range(1, house["blue"].made + 1):
+        house.keeper.moved(house["blue"].nsid, generation, NFT)
+    assert house.keeper.due == math.inf
+    house.keeper.moved("another number", house["blue"].made + 1, NFT)
+    assert house.keeper.due == math.inf
+
+
+def test_generations_that_begin_again_are_newer_all_the_same() -> None:
+    house = House("blue")
+    house["blue"].made = 2**32 - 2
+    house.want(vm())
+    assert house["blue"].made == 2**32 - 1
+    house.keeper.moved(house["blue"].nsid, 2**32 - 1, NFT)
+    assert house.keeper.due == math.inf
+    house.keeper.moved(house["blue"].nsid, 1, NFT)
+    assert house.keeper.due <= house.now
+
+
+def test_a_glimpse_spares_the_look_where_only_others_moved_and_are_back() -> None:
+    house = House("blue")
+    house.want(vm())
+    house.keeper.look_at_all()
+    assert house.work() == []
+    assert house.kernel.glimpses == 1
+    house["blue"].stir(lambda _: None)
+    house.keeper.look_at_all()
+    assert house.work() == ["blue"]
+    assert house.standing("blue").drift is None
+
+
+def test_a_setting_that_somebody_changed_is_found_by_a_glimpse() -> None:
+    house = House("blue")
+    house.want(vm())
+    house["blue"].settings["net.ipv4.ip_forward"] = "0"
+    house.keeper.look_at_all()
+    house.work()
+    assert house["blue"].settings["net.ipv4.ip_forward"] == "1"
+    assert house.standing("blue").drift is not None
+
+
+def test_where_there_are_no_generations_the_rules_themselves_are_looked_at_by_timer() -> None:
+    house = House()
+    plain = MemoryNamespace(POD)
+    house.kernel.spaces["blue"] = plain
+    house.want(vm())
+    assert house.keeper.due == house.now + TIMED_LOOK
+    plain.held = Observed()
+    house.now += TIMED_LOOK
+    assert house.work() == ["blue"]
+    assert plain.held.table
+    assert house.standing("blue").drifts == 1
+
+
+def test_our_own_pid_is_no_culprit() -> None:
+    """Another thread of ours, or a stale event: then nobody is named rather than ourselves."""
+    house = House("blue")
+    house.want(vm())
+    house["blue"].stir(flush)
+    house.keeper.moved(house["blue"].nsid, house["blue"].made, ("portranger", os.getpid()))
+    house.work()
+    drift = house.standing("blue").drift
+    assert drift is not None
+    assert (drift.process, drift.pid) == ("", 0)
+
+
+def test_who_fights_us_waits_longer_and_longer() -> None:
+    house = House("blue")
+    house.want(vm())
+    waits = []
+    for _ in range(REPAIRS.free + 12):
+        house.stirred("blue", flush)
+        waits.append(max(0.0, house.keeper.due - house.now))
+        house.now = max(house.now, house.keeper.due)
+        assert house.work() == ["blue"]
+        assert house.ports("blue") == {"22"}
+    assert waits[: REPAIRS.free] == [0.0] * REPAIRS.free
+    assert max(waits) == REPAIRS.longest
+    assert waits == sorted(waits)
+
+
+def test_a_change_of_ours_does_not_wait_for_who_fights_us() -> None:
+    house = House("blue")
+    house.want(vm())
+    for _ in range(REPAIRS.free + 8):
+        house.stirred("blue", flush)
+        house.now = max(house.now, house.keeper.due)
+        house.work()
+    house.stirred("blue", flush)
+    assert house.keeper.due > house.now
+    house.want(vm("tcp 23"))
+    assert house.ports("blue") == {"23"}
+
+
+def test_others_who_commit_all_the_time_are_not_looked_at_all_the_time() -> None:
+    house = House("blue")
+    house.want(vm())
+    looks = 0
+    for _ in range(10_000):
+        house.now += 0.001
+        house.stirred("blue", lambda _: None)
+        looks += len(house.work())
+    assert LOOKS.free < looks < LOOKS.free + 30
+    assert house.standing("blue").drift is None
+
+
+def test_only_so_many_culprits_are_remembered() -> None:
+    house = House("blue")
+    house.want(vm())
+    house["blue"].stir(flush)
+    for pid in range(100_000):
+        house.keeper.moved(house["blue"].nsid, house["blue"].made + pid, ("nft", 1_000_000 + pid))
+    house.now += LOOKS.longest
+    house.work()
+    drift = house.standing("blue").drift
+    assert drift is not None
+    assert drift.pid == 1_099_999
+
+
+# ---------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (NotPermitted("may not", "Run as root"), "may not. Run as root."),
+        (Failure("cannot"), "cannot."),
+        (ZeroDivisionError("a bug"), "unexpected ZeroDivisionError: a bug."),
+    ],
+)
+def test_one_that_fails_waits_by_itself_and_keeps_no_other_waiting(
+    error: Exception, why: str
+) -> None:
+    house = House("blue", "red")
+    house.kernel.refused["blue"] = error
+    house.want(vm(), vm(netns="red"))
+    assert house.standing("red").state is State.IN_SYNC
+    standing = house.standing("blue")
+    assert (standing.state, standing.why) == (State.FAILING, why)
+    waits = []
+    for _ in range(12):
+        waits.append(house.keeper.due - house.now)
+        house.now = house.keeper.due
+        assert house.work() == ["blue"]
+    assert waits[0] == pytest.approx(FAILURES.first)
+    assert max(waits) == FAILURES.longest
+    assert house.written.getvalue().count("event=failing") == 1
+    assert house.metric("portranger_failures_total") == 13
+    house.kernel.refused.clear()
+    house.now = house.keeper.due
+    house.work()
+    assert house.standing("blue").state is State.IN_SYNC
+    assert house.keeper.due == math.inf
+
+
+def test_since_when_it_stands_so_is_told() -> None:
+    house = House("blue")
+    house.kernel.refused["blue"] = Failure("no")
+    house.want(vm())
+    since = house.standing("blue").since
+    house.date += 60
+    house.now += 60
+    house.work()
+    assert house.standing("blue").since == since
+    house.kernel.refused.clear()
+    house.date += 60
+    house.now += 60
+    house.work()
+    assert house.standing("blue").since == since + 120
+
+
+def test_to_renew_waits_for_nobody() -> None:
+    house = House("blue")
+    house.kernel.refused["blue"] = Failure("no")
+    house.want(vm())
+    house.kernel.refused.clear()
+    assert house.work() == []
+    house.keeper.renew()
+    assert house.work() == ["blue"]
+    assert house.standing("blue").state is State.IN_SYNC
+
+
+def test_who_is_told_to_stop_looks_at_nothing_more() -> None:
+    names = [f"ns-{number}" for number in range(10)]
+    house = House(*names)
+    house.keeper.want([vm(netns=name) for name in names])
+    beats = itertools.count(1)
+    beaten = [0]
+
+    def beat() -> None:
+        beaten[0] = next(beats)
+
+    house.keeper.work(beat, lambda: beaten[0] >= 3)
+    assert house.kernel.opens == names[:3]
+    assert not house.keeper.tried
+    house.work()
+    assert house.keeper.tried
+
+
+# --------------------------------------------------------------------------------------- conflicts
+
+
+def test_a_contested_namespace_is_told_and_untold() -> None:
+    house = House("blue")
+    house.want(vm())
+    house.keeper.want([vm()], contested={"blue": "two want tcp 22"})
+    assert house.work() == []
+    standing = house.standing("blue")
+    assert (standing.state, standing.why) == (State.CONFLICT, "two want tcp 22")
+    assert house.ports("blue") == {"22"}
+    house.want(vm())
+    assert house.standing("blue").state is State.IN_SYNC

@@ -1,0 +1,168 @@
+"""What many files mean together: who ran before goes on; of two newcomers neither is guessed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.sources.settled import settle
+from rules.desired import clashes
+from rules.model import Machine
+from rules.values import replace
+from tests.unit.samples import machine
+
+Said = dict[str, tuple[Machine, ...] | None]
+
+
+def vm(file: str, *claims: str, name: str = "", netns: str = "blue") -> tuple[Machine, ...]:
+    """What a file says that declares one machine, named as the file unless told otherwise."""
+    return (machine(*claims, name=name or file, netns=netns, origin=f"{file}:1"),)
+
+
+A, B = vm("a", "tcp 22"), vm("b", "tcp 80")
+A_ON_80 = vm("a", "tcp 22", "tcp 80")
+B_ON_22 = vm("b", "tcp 22", "tcp 80")
+
+
+def test_files_that_make_sense_mean_what_they_say() -> None:
+    settled = settle({}, {"a": A, "b": B})
+    assert settled.machines == A + B
+    assert settled.meanings == {"a": A, "b": B}
+    assert not settled.problems
+    assert not settled.held
+    assert not settled.contested
+
+
+def test_a_file_that_went_means_nothing_any_more() -> None:
+    assert settle({"a": A, "b": B}, {"b": B}).meanings == {"b": B}
+
+
+def test_a_bad_file_means_what_it_meant_before() -> None:
+    settled = settle({"a": A}, {"a": None, "b": B})
+    assert settled.machines == A + B
+    assert settled.held == {"a"}
+    assert not settled.problems, "what is wrong in it is told by whoever read it"
+
+
+def test_a_bad_file_that_never_was_good_means_nothing() -> None:
+    settled = settle({}, {"a": None})
+    assert settled.meanings == {"a": ()}
+    assert settled.held == {"a"}
+
+
+@pytest.mark.parametrize("before", [{"a": A}, {"a": A, "b": B}], ids=["new", "changed"])
+def test_who_takes_what_another_holds_is_left_as_it_was(
+    before: dict[str, tuple[Machine, ...]],
+) -> None:
+    settled = settle(before, {"a": A, "b": B_ON_22})
+    assert settled.meanings == {"a": A, "b": before.get("b", ())}
+    assert settled.held == {"b"}
+    assert [problem.code for problem in settled.problems] == ["conflict"]
+    assert list(settled.contested) == ["blue"]
+    assert "tcp 22" in settled.contested["blue"]
+
+
+def test_a_bad_file_defends_what_it_held() -> None:
+    settled = settle({"a": A}, {"a": None, "b": B_ON_22})
+    assert settled.meanings == {"a": A, "b": ()}
+    assert settled.held == {"a", "b"}
+
+
+def test_of_two_newcomers_in_conflict_neither_is_guessed() -> None:
+    settled = settle({}, {"a": A, "b": B_ON_22, "c": vm("c", "tcp 443")})
+    assert settled.machines == vm("c", "tcp 443")
+    assert settled.held == {"a", "b"}
+
+
+def test_of_two_that_both_changed_both_are_left_as_they_were() -> None:
+    settled = settle({"a": A, "b": B}, {"a": A_ON_80, "b": B_ON_22})
+    assert settled.meanings == {"a": A, "b": B}
+    assert settled.held == {"a", "b"}
+    assert len(settled.problems) == 2
+
+
+def test_two_that_swap_their_ports_at_once_may() -> None:
+    settled = settle({"a": A, "b": B}, {"a": vm("a", "tcp 80"), "b": vm("b", "tcp 22")})
+    assert settled.meanings == {"a": vm("a", "tcp 80"), "b": vm("b", "tcp 22")}
+    assert not settled.held
+
+
+def test_one_that_is_left_as_it_was_may_be_in_the_way_of_a_third() -> None:
+    """b goes from 80 to 22, which is taken, so it stays on 80, which c wanted."""
+    c = vm("c", "tcp 80")
+    settled = settle({"a": A, "b": B}, {"a": A, "b": vm("b", "tcp 22"), "c": c})
+    assert settled.meanings == {"a": A, "b": B, "c": ()}
+    assert settled.held == {"b", "c"}
+
+
+def test_quarrels_that_were_there_before_leave_nothing_of_either() -> None:
+    """As after an update that finds more conflicts than the version before."""
+    settled = settle({"a": A, "b": B_ON_22}, {"a": A, "b": B_ON_22})
+    assert settled.machines == ()
+    assert settled.held == {"a", "b"}
+
+
+def test_a_machine_that_is_written_twice_stays_where_it_was() -> None:
+    copied = vm("b", "tcp 22", name="a")
+    settled = settle({"a": A}, {"a": A, "b": copied})
+    assert settled.machines == A
+    assert settled.held == {"b"}
+    assert {problem.code for problem in settled.problems} == {"duplicate-machine"}
+
+
+def test_a_machine_that_moves_to_another_file_is_no_quarrel() -> None:
+    moved = vm("b", "tcp 22", name="a")
+    settled = settle({"a": A}, {"b": moved})
+    assert settled.machines == moved
+    assert not settled.held
+
+
+def test_the_same_ports_in_other_namespaces_are_no_quarrel() -> None:
+    other = vm("b", "tcp 22", netns="red")
+    assert settle({}, {"a": A, "b": other}).machines == A + other
+
+
+def test_a_machine_is_left_to_its_running_instance_and_said_so() -> None:
+    (one,) = vm("b", "tcp 22", name="a")
+    instance = (replace(one, kind="VirtualMachineInstance"),)
+    settled = settle({}, {"a": A, "b": instance})
+    assert settled.machines == instance
+    assert len(settled.left) == 1
+    assert not settled.held
+
+
+def test_however_many_quarrel_it_comes_to_an_end() -> None:
+    """Each wants the next one's port, and the last one the first's."""
+    count = 200
+    before = {f"f{n}": vm(f"f{n}", f"tcp {n + 1}") for n in range(count)}
+    now: Said = {f"f{n}": vm(f"f{n}", f"tcp {(n + 1) % count + 1}") for n in range(count)}
+    assert not settle(before, now).held
+    now["f0"] = None
+    settled = settle(before, now)
+    assert settled.meanings == before
+    assert len(settled.held) == count
+
+
+PORTS = st.sets(st.integers(1, 4), min_size=1, max_size=2)
+CLAIMED = st.dictionaries(st.sampled_from("abcd"), PORTS)
+
+
+def files(claimed: dict[str, set[int]]) -> dict[str, tuple[Machine, ...]]:
+    return {file: vm(file, *(f"tcp {port}" for port in ports)) for file, ports in claimed.items()}
+
+
+@given(CLAIMED, CLAIMED, st.sets(st.sampled_from("abcd")))
+def test_whatever_files_say_the_outcome_is_sound(
+    claimed: dict[str, set[int]], claimed_now: dict[str, set[int]], bad: set[str]
+) -> None:
+    before = settle({}, files(claimed)).meanings
+    said: Said = {**files(claimed_now), **dict.fromkeys(bad)}
+    settled = settle(before, said)
+    assert not clashes(settled.machines)
+    assert settled.meanings.keys() == said.keys()
+    for file, meaning in settled.meanings.items():
+        assert meaning == (before.get(file, ()) if file in settled.held else said[file])
+    assert {problem.code for problem in settled.problems} <= {"conflict"}
+    assert bool(settled.contested) == bool(settled.problems)
+    assert settle(settled.meanings, said).meanings == settled.meanings
