@@ -207,12 +207,22 @@ def show(netns: tuple[str, ...], output: str, backend: str) -> int:
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def status(config: str | None, output: str) -> int:
     """Ask the running daemon how everything stands."""
+    import contextlib
     import time
 
     from agent.commands.status import status as command
-    from agent.config import load
+    from agent.config import Config, load
+    from agent.errors import BadConfiguration, Failure
 
-    return command(load(config), this_process(), output=output, now=time.time())
+    console = this_process()
+    try:
+        return command(load(config), console, output=output, now=time.time())
+    except BadConfiguration as bad:  # the daemon may well go on with the one it had before
+        with contextlib.suppress(Failure):
+            code = command(Config(), console, output=output, now=time.time())
+            console.warn(f"portranger: {bad}")
+            return code
+        raise
 
 
 @portranger.command()

@@ -40,6 +40,10 @@ OWN = "/proc/thread-self/ns/net"
 STUCK = 60.0  # seconds without progress in the middle of work
 
 
+class _Stopped(Exception):
+    """We were told to stop in the middle of reading or storing manifests."""
+
+
 class Daemon:
     """From start to stop."""
 
@@ -64,10 +68,11 @@ class Daemon:
         with ExitStack() as stack:
             stack.enter_context(lock.held(self._config.state_dir, self._warn))
             self._wake = stack.enter_context(_signals(self._signalled))
-            self._set_up(stack)
-            self._first()
-            while not self._stop:
-                self._turn()
+            with suppress(_Stopped):
+                self._set_up(stack)
+                self._first()
+                while not self._stop:
+                    self._turn()
             self._notifier.stopping()
             self._log.info("stopping", rules="stay")
         return 0
@@ -92,7 +97,7 @@ class Daemon:
         self._store = Store(config.state_dir, self._warn)
         self._watch = Watch(config.manifests)
         self._epoll.register(self._watch.fileno(), select.EPOLLIN)
-        self._directory = Directory(config.manifests, self._store, self._watch)
+        self._directory = Directory(config.manifests, self._store, self._watch, self._reads)
         self._keeper.leave({*self._store.leaving, *self._directory.namespaces})
         self._server: Server | None = None
         stack.callback(self._end)
@@ -207,14 +212,14 @@ class Daemon:
         if now >= self._resync:
             self._resync = now + self._config.resync_seconds
         if self._read:
-            self._take(self._directory.read(self._stirred, self._progressed))
+            self._take(self._directory.read(self._stirred, self._reads))
             self._read, self._stirred = False, set()
         self._store.leave(self._keeper.leaving)
         if self._keeper.work(self._progressed, lambda: self._stop):
             self._metrics.passed()
             self._publish()
         if not self._stop:
-            self._directory.remember()
+            self._directory.remember(self._reads)
             self._store.leave(self._keeper.leaving)
 
     def _take(self, meaning: Meaning) -> None:
@@ -323,7 +328,7 @@ class Daemon:
         self._watch.close()
         self._watch = Watch(manifests)
         self._epoll.register(self._watch.fileno(), select.EPOLLIN)
-        self._directory = Directory(manifests, self._store, self._watch)
+        self._directory = Directory(manifests, self._store, self._watch, self._reads)
 
     # ----------------------------------------------------------------------------- progress
 
@@ -336,6 +341,12 @@ class Daemon:
             self._notifier.watchdog()
             if not self._status.ready:
                 self._notifier.extend(seconds)
+
+    def _reads(self) -> None:
+        """One more manifest was read or stored: there may be thousands, and no time for all."""
+        self._progressed()
+        if self._stop:
+            raise _Stopped
 
     def _beat(self) -> float:
         """When we last were seen alive, to whoever asks: who waits for work is not stuck."""

@@ -100,7 +100,7 @@ class Keeper:
         owners who are not among them stay where there may be more that we cannot read."""
         wanted = by_namespace(one for one in machines if one.masquerade is not None)
         for netns, group in wanted.items():
-            kept = self._kept.setdefault(netns, _Kept(netns, self._calendar()))
+            kept = self._known(netns)
             if kept.machines != group or kept.leaving:
                 kept.machines, kept.leaving = group, False
                 kept.look = kept.urgent = True
@@ -118,7 +118,7 @@ class Keeper:
     def leave(self, names: Iterable[str]) -> None:
         """Nothing of ours is wanted in these namespaces any more."""
         for netns in names:
-            kept = self._kept.setdefault(netns, _Kept(netns, self._calendar(), leaving=True))
+            kept = self._known(netns, leaving=True)
             if not kept.leaving:
                 kept.machines, kept.leaving, kept.proven = [], True, None
                 kept.look = kept.urgent = True
@@ -161,6 +161,11 @@ class Keeper:
         for kept in self._kept.values():
             kept.look = kept.urgent = True
             kept.proven = None
+
+    def _known(self, netns: str, *, leaving: bool = False) -> _Kept:
+        if netns not in self._kept:
+            self._kept[netns] = _Kept(netns, self._calendar(), leaving=leaving)
+        return self._kept[netns]
 
     def _numbered(self, nsid: object) -> list[_Kept]:
         return [kept for kept in self._kept.values() if kept.identity and kept.nsid == nsid]

@@ -1,5 +1,6 @@
 """How soon the daemon acts: from a cause until a client's connection gets through."""
 
+import errno
 import itertools
 import os
 import socket
@@ -53,7 +54,7 @@ def save_to_port() -> Table:
 
             def close() -> None:
                 save(file, closed)
-                until(lambda: not _answered(ours))
+                until(lambda: _refused(ours))
                 daemon.rests()
 
             def save_and_reach() -> None:
@@ -90,7 +91,7 @@ def _by_hand(lab: Lab, script: Path) -> Iterator[Action]:
         def close() -> None:
             wait()
             converge(lab.pod, closed, namespace)
-            until(lambda: not _answered(lab))
+            until(lambda: _refused(lab))
             script.write_text(nft.script(diff(lab.pod, opening, namespace.observe())))
 
         def change_and_reach() -> None:
@@ -137,7 +138,7 @@ def _outage(lab: Lab) -> tuple[float, float] | None:
         child = subprocess.Popen(["nft", "flush", "ruleset"])
     with child:
         try:
-            until(lambda: not _answered(lab), 1.0)
+            until(lambda: _refused(lab), 1.0)
         except TimeoutError:
             return None
         noticed = time.perf_counter()
@@ -164,7 +165,7 @@ def arrival_to_port() -> Table:
 def _arrival(daemon: Daemon, late: str) -> float:
     """Milliseconds from before a wired namespace gets that name; it goes again."""
     with built(f"prbench-{os.getpid()}") as lab, _guest(lab):
-        assert not _answered(lab)
+        assert _refused(lab)
         daemon.rests()
         started = time.perf_counter()
         with _named(lab.pod, late):
@@ -198,12 +199,21 @@ def _guest(lab: Lab) -> Iterator[None]:
 
 
 def _answered(lab: Lab) -> bool:
-    """Whether a new connection from the client gets to the guest; a closed port refuses it at
-    once, so this tells within microseconds."""
+    """Whether a new connection from the client gets to the guest."""
+    return _tried(lab) == PORT
+
+
+def _refused(lab: Lab) -> bool:
+    """Whether the pod itself turns the connection away: nobody is only slow."""
+    return _tried(lab) == errno.ECONNREFUSED
+
+
+def _tried(lab: Lab) -> int | None:
+    """The port that answered, which is no small number; or what went wrong, at once as a rule."""
     with lab.socket(lab.client, Family.IP, socket.SOCK_STREAM) as client:
-        client.settimeout(0.05)
+        client.settimeout(0.1)
         try:
             client.connect((str(POD[0].ip), PORT))
-            return asks(client) == PORT
-        except OSError:
-            return False
+            return asks(client)
+        except OSError as error:
+            return error.errno

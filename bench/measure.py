@@ -29,7 +29,8 @@ class Number(Value, kw_only=True):
         return self.bound is None or self.value <= self.bound
 
     def __str__(self) -> str:
-        line = f"  {self.name:44}{self.value:10.2f} {self.unit:4}"
+        value = f"{self.value:.2f}" if self.unit else f"{self.value:.0f}"
+        line = f"  {self.name:44}{value:>10} {self.unit:4}"
         if self.bound is not None:
             line += f"  at most {self.bound:g} {self.unit}{'' if self.kept else ': BROKEN'}"
         return line.rstrip()

@@ -163,7 +163,9 @@ def failure(kind: str, text: str) -> Failure:
     if kind in ("Stale", "BlockingIOError") or "Resource temporarily unavailable" in text:
         return Stale(f"the iptables tables are busy or changed meanwhile ({text})", "Try again")
     if "ermission" in text or "not permitted" in text:
-        return NotPermitted("iptables may not be used", "Run as root, or with CAP_NET_ADMIN")
+        return NotPermitted(
+            "iptables may not be used", "Run as root, or with CAP_NET_ADMIN and CAP_NET_RAW"
+        )
     if "does not exist" in text or "not found" in text or kind == "ModuleNotFoundError":
         return BackendMissing(
             f"iptables cannot be used ({text})",

@@ -46,13 +46,18 @@ class _File(Value):
 class Directory:
     """The manifests directly in a directory."""
 
-    def __init__(self, path: str, store: Store, watch: Watch) -> None:
+    def __init__(
+        self, path: str, store: Store, watch: Watch, beat: Progress = lambda: None
+    ) -> None:
         self._path = path
         self._store = store
         self._watch = watch
         self._files: dict[str, _File] = {}  # by path
         self._texts = store.load()  # the last good ones, by label
-        self._said = {file: understood(file, text) for file, text in sorted(self._texts.items())}
+        self._said: dict[str, Text] = {}
+        for file, text in sorted(self._texts.items()):
+            self._said[file] = understood(file, text)
+            beat()
         self._meanings = {
             file: said.machines for file, said in self._said.items() if not said.problems
         }
@@ -78,7 +83,7 @@ class Directory:
         self.meaning = self._settled(unreadable)
         return self.meaning
 
-    def remember(self) -> None:
+    def remember(self, beat: Progress = lambda: None) -> None:
         """Store what changed of the last good texts, for the next run."""
         if self.meaning.unreadable:
             return
@@ -95,6 +100,7 @@ class Directory:
             if self._texts.get(file) != text:
                 self._store.keep(file, text)
                 self._texts[file] = text
+                beat()
 
     def _scan(self, forced: set[str] | None, beat: Progress) -> tuple[dict[str, _File], list[str]]:
         """Every file as it is now, and those of them that are links."""
