@@ -83,6 +83,7 @@ class Keeper:
         self._log, self._metrics = log, metrics
         self._clock, self._calendar = clock, calendar
         self._kept: dict[str, _Kept] = {}
+        self._names: dict[object, str] = {}  # of namespaces that were looked at
         self._unclaimed_stay = False
         self._contested: Mapping[str, str] = {}
         self._contested_since = calendar()
@@ -134,6 +135,7 @@ class Keeper:
             if not kept.look:  # else who never rests could put off our look for ever
                 kept.looks = kept.looks.struck(self._clock())
             kept.look = True
+            kept.proven = None  # a glimpse would tell no more than that
 
     def relinked(self, nsid: object) -> None:
         """Links or addresses of a namespace changed."""
@@ -153,6 +155,7 @@ class Keeper:
 
     def look_at_all(self) -> None:
         """Anything may have happened."""
+        self._names = {kept.identity: kept.netns for kept in self._kept.values() if kept.identity}
         for kept in self._kept.values():
             kept.look = True
 
@@ -281,14 +284,11 @@ class Keeper:
 
     def _same(self, kept: _Kept, identity: object) -> _Kept | None:
         """Another that is wanted, and is the same namespace by another name."""
-        return next(
-            (
-                other
-                for other in self._kept.values()
-                if other is not kept and not other.leaving and other.identity == identity
-            ),
-            None,
-        )
+        other = self._kept.get(self._names.get(identity, ""))
+        if other is None or other is kept or other.leaving or other.identity != identity:
+            self._names[identity] = kept.netns
+            return None
+        return other
 
     def _done(self, kept: _Kept, outcome: Outcome) -> None:
         desired, now = outcome.desired, self._calendar()
@@ -360,6 +360,8 @@ class Keeper:
 
     def _stand(self, kept: _Kept, state: State, why: str = "") -> None:
         known = kept.standing
+        if (known.state, known.why) == (state, why):
+            return
         since = known.since if known.state is state else self._calendar()
         kept.standing = replace(known, state=state, since=since, why=why)
         level: Level = "info" if state in (State.IN_SYNC, State.PENDING) else "warning"

@@ -4,6 +4,7 @@ Touching and overlapping ranges of one machine are joined here and every other o
 conflict, so no two rules of a chain match one packet: their order cannot matter.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address
 
@@ -95,11 +96,13 @@ def conflicts(machines: Iterable[Machine]) -> tuple[Problem, ...]:
 def clashes(machines: Iterable[Machine]) -> list[tuple[Problem, Machine, Machine]]:
     """The conflicts, each with the two machines that it is between."""
     found: list[tuple[Problem, Machine, Machine]] = []
+    ours = [machine for machine in machines if machine.masquerade is not None]
+    crowds = Counter(machine.netns for machine in ours)
     spans = sorted(
         (
             (machine.netns, claim.protocol.value, claim.ports, machine)
-            for machine in machines
-            if machine.masquerade is not None
+            for machine in ours
+            if machine.masquerade is not None and crowds[machine.netns] > 1
             for claim in _claims(machine.masquerade)
         ),
         key=lambda span: (span[0], span[1], span[2], span[3].owner, span[3].origin),

@@ -114,5 +114,7 @@ class Value(metaclass=_Maker):
 
 def replace(value: "Made", **changes: "Any") -> "Made":
     """The same value with some fields changed."""
-    fields = {name: getattr(value, name) for name in value.__match_args__}
-    return type(value)(**(fields | changes))
+    names = value.__match_args__
+    if not changes.keys() <= set(names):
+        raise TypeError(f"{type(value).__name__} has {names}, not {tuple(changes)}")
+    return type(value)(*[changes[n] if n in changes else getattr(value, n) for n in names])

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-FOLDERS_THAT_NEED_ROOT = ("netns", "datapath", "faults", "systemd")
+FOLDERS_THAT_NEED_ROOT = ("netns", "datapath", "faults", "daemon", "systemd")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,7 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "needs_root: builds network namespaces; implied in tests/{netns,datapath,faults,systemd}",
+        "needs_root: builds network namespaces; implied in"
+        f" tests/{{{','.join(FOLDERS_THAT_NEED_ROOT)}}}",
     )
 
 

@@ -4,10 +4,10 @@ Left to us, the choice follows what is live in the namespace, and what we chose 
 change from one look to the next because of what others do.
 """
 
-from pathlib import Path
 from typing import Protocol
 
 from agent.errors import BackendMissing
+from agent.kernel import sysctl
 from agent.kernel.iptables import Iptables, Workers
 from agent.kernel.nftables import Nftables
 from rules.model import Observed
@@ -75,12 +75,12 @@ def chosen(asked: str, descriptor: int, workers: Workers) -> Backends:
 
 def legacy_is_live() -> bool:
     """Whether somebody has used the legacy NAT tables in the namespace this thread is in."""
-    return any("nat" in _words(Path("/proc/thread-self/net", name)) for name in NAMES)
+    return any("nat" in _words(f"/proc/thread-self/net/{name}") for name in NAMES)
 
 
-def _words(path: Path) -> list[str]:
+def _words(path: str) -> list[str]:
     try:
-        return path.read_text().split()
+        return sysctl.text(path).split()
     except OSError:
         return []
 

@@ -8,7 +8,7 @@ They carry a prefix of their own and are removed at the end, also after a failur
 import errno
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from ipaddress import IPv4Interface, IPv6Interface
 
 from pyroute2 import IPRoute, NetlinkError, netns
@@ -45,8 +45,8 @@ def built(prefix: str, families: tuple[Family, ...] = tuple(Family)) -> Iterator
     lab = Lab(f"{prefix}-client", f"{prefix}-pod", f"{prefix}-guest")
     with _permitted(), ExitStack() as stack:
         for name in (lab.client, lab.pod, lab.guest):
+            stack.callback(_remove, name)  # first: it may be interrupted half-way
             netns.create(name)
-            stack.callback(netns.remove, name)
             _trust_addresses(name)
         with IPRoute(netns=lab.pod) as ip:
             _veth(ip, "eth0", lab.client, "eth0")
@@ -66,6 +66,11 @@ def built(prefix: str, families: tuple[Family, ...] = tuple(Family)) -> Iterator
             for gateway in GATEWAY:
                 ip.route("add", dst=_everywhere(gateway), gateway=str(gateway.ip))
         yield lab
+
+
+def _remove(name: str) -> None:
+    with suppress(FileNotFoundError):
+        netns.remove(name)
 
 
 @contextmanager

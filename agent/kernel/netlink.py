@@ -9,6 +9,7 @@ NLM_F_REQUEST, NLM_F_MULTI, NLM_F_ACK = 0x1, 0x2, 0x4
 NLM_F_DUMP_INTR, NLM_F_DUMP = 0x10, 0x300
 NLA_F_NESTED = 0x8000
 HEADER = struct.Struct("=IHHII")
+ATTRIBUTE = struct.Struct("=HH")
 RETRIES = 10  # of a dump during which something changed
 
 Attributes = dict[int, bytes]
@@ -64,10 +65,11 @@ def attribute(kind: int, value: bytes, *, nested: bool = False) -> bytes:
 def attributes(data: memoryview) -> Attributes:
     """The attributes of a message or of another attribute, by their kind."""
     found: Attributes = {}
-    while len(data) >= 4:
-        length, kind = struct.unpack_from("=HH", data)
-        if not 4 <= length <= len(data):
+    raw, start = bytes(data), 0
+    while start <= len(raw) - ATTRIBUTE.size:
+        length, kind = ATTRIBUTE.unpack_from(raw, start)
+        if not ATTRIBUTE.size <= length <= len(raw) - start:
             break  # nonsense, which might never end
-        found[kind & 0x3FFF] = bytes(data[4:length])
-        data = data[(length + 3) & ~3 :]
+        found[kind & 0x3FFF] = raw[start + ATTRIBUTE.size : start + length]
+        start += (length + 3) & ~3
     return found

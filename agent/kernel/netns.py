@@ -10,6 +10,7 @@ from pathlib import Path
 from agent.errors import Failure, NoNamespace, NotPermitted
 
 RUN = Path("/run/netns")
+NAMED = str(RUN)
 CLONE_NEWNET = 0x40000000
 
 
@@ -25,8 +26,10 @@ def identity(netns: str) -> tuple[int, int] | None:
     """Which namespace has that name now; None where there is none (yet: `ip netns add` makes a
     plain file first). Numbers are given again when a namespace has died."""
     try:
-        status, own = _path(netns).stat(), Path("/proc/thread-self/ns/net").stat()
-    except OSError:
+        # As strings: it is asked for every namespace whenever any comes or goes.
+        status = os.stat(_path(netns))  # noqa: PTH116
+        own = os.stat("/proc/thread-self/ns/net")  # noqa: PTH116
+    except (OSError, ValueError):
         return None
     return (status.st_dev, status.st_ino) if status.st_dev == own.st_dev else None
 
@@ -95,14 +98,14 @@ def _setns(descriptor: int) -> None:
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _path(netns: str) -> Path:
+def _path(netns: str) -> str:
     if "/" in netns:
-        return Path(netns)
+        return netns
     if netns.startswith("pid:"):
-        return Path("/proc", netns.removeprefix("pid:"), "ns/net")
-    named = RUN / netns
-    if netns.isdecimal() and not named.exists():
-        return Path("/proc", netns, "ns/net")
+        return f"/proc/{netns.removeprefix('pid:')}/ns/net"
+    named = f"{NAMED}/{netns}"
+    if netns.isdecimal() and not Path(named).exists():
+        return f"/proc/{netns}/ns/net"
     return named
 
 

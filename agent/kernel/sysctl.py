@@ -1,6 +1,7 @@
 """Kernel settings of the namespace this thread is in."""
 
 import errno
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,16 +15,25 @@ def read(names: Iterable[str]) -> dict[str, str]:
     values: dict[str, str] = {}
     for name in names:
         try:
-            values[name] = _path(name).read_text().strip()
+            values[name] = text(_path(name)).strip()
         except FileNotFoundError:
             continue
     return values
 
 
+def text(path: str) -> str:
+    """What a small file of /proc says; through pathlib it would take three times as long."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 1 << 16).decode()
+    finally:
+        os.close(descriptor)
+
+
 def write(name: str, value: str) -> None:
     """Make a setting."""
     try:
-        _path(name).write_text(value)
+        Path(_path(name)).write_text(value)
     except FileNotFoundError as error:
         raise TryAgain(f"there is no setting {name} (its link went away)") from error
     except OSError as error:
@@ -35,5 +45,5 @@ def write(name: str, value: str) -> None:
         ) from error
 
 
-def _path(name: str) -> Path:
-    return Path("/proc/sys", name.translate(SWAP))
+def _path(name: str) -> str:
+    return f"/proc/sys/{name.translate(SWAP)}"

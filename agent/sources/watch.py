@@ -8,7 +8,7 @@ a ConfigMap's.
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from agent import inotify
 from agent.inotify import Inotify
@@ -59,7 +59,7 @@ class Watch:
         """Whether somebody is known to be in the middle of writing one of these files."""
         return any(path in self._writing for path in paths)
 
-    def follow(self, links: Iterable[str]) -> bool:
+    def follow(self, links: Collection[str]) -> bool:
         """Watch the directory and these links in it, as they lead now; whether that is more than
         before, so that something may have been missed."""
         wanted: dict[str, set[str] | None] = {}
@@ -69,10 +69,12 @@ class Watch:
                 if names is not None:
                     names.add(name)
         wanted[os.path.realpath(self._directory)] = None
+        files = {os.path.dirname(os.path.realpath(link)) for link in links}
         found: dict[int, tuple[str, set[str] | None]] = {}
         for folder, names in wanted.items():
+            mask = STEPS | WRITES if names is None or folder in files else STEPS
             try:
-                number = self._inotify.watch(folder, STEPS | WRITES)
+                number = self._inotify.watch(folder, mask)
             except OSError:
                 continue  # it is not there; what leads to it is watched
             found[number] = (folder, names)

@@ -170,8 +170,8 @@ def test_who_fights_us_is_met_with_back_off_and_not_with_a_busy_loop(
             fighter.kill()
             flushes = len(fighter.communicate()[0])
     commits = daemon.metric("commits_total") - commits
-    assert flushes > 100
     assert 5 <= commits <= 12
+    assert flushes > 4 * commits
     assert daemon.cpu_seconds() - cpu < FIGHT / 4
     assert comes_to_forward(netns, "tcp 22", "udp 8000-8010", seconds=2 * FIGHT)
     assert daemon.standing(netns)["last_drift"]["process"] == "nft"

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
@@ -129,28 +130,35 @@ def rules_of(netns: str) -> frozenset[Rule]:
 
 
 class Writer:
-    """Saves now the one state and now the other, as fast as it may, until told to stop."""
+    """Saves now the one state and now the other."""
 
     def __init__(self, node: Node, spaces: Iterable[str]) -> None:
         self._node, self._spaces = node, tuple(spaces)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._write)
         self.state = OLD
-        self.save(OLD)
-        self._thread.start()
+        self.save()
 
-    def save(self, state: str) -> None:
+    def save(self) -> None:
+        """The other state, in every namespace."""
+        self.state = NEW if self.state == OLD else OLD
         for netns in self._spaces:
-            self._node.save(f"{netns}.yaml", manifest(netns, state, netns))
-        self.state = state
+            self._node.save(f"{netns}.yaml", manifest(netns, self.state, netns))
 
-    def _write(self) -> None:
-        while not self._stop.wait(0.004):
-            self.save(NEW if self.state == OLD else OLD)
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """One save after another, as fast as it may."""
+        stop = threading.Event()
 
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
+        def write() -> None:
+            while not stop.wait(0.003):
+                self.save()
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
 
 
 def test_killed_anywhere_it_leaves_the_old_rules_or_the_new_and_the_next_start_converges(
@@ -163,28 +171,29 @@ def test_killed_anywhere_it_leaves_the_old_rules_or_the_new_and_the_next_start_c
         for netns in spaces
         for state in (OLD, NEW)
     }
-    met: set[tuple[str, bool]] = set()
+    writer = Writer(node, spaces)
+    met: Counter[tuple[str, bool]] = Counter()
     for kill in range(KILLS):
-        starting = kill % 2 == 0  # every other one while it starts, in the middle of its first pass
-        with closing(Writer(node, spaces)) as writer:
-            daemon = node.start()
-            try:
-                if not starting:
-                    assert daemon.says("ready"), daemon.log.read_text()
-                time.sleep(chance.uniform(0.1, 0.35) if starting else chance.uniform(0, 0.08))
-            finally:
-                daemon.kill()
+        daemon = node.start()
+        try:
+            if kill % 3 == 2:  # in the middle of its start, with something to do
+                time.sleep(chance.uniform(0.15, 0.4))
+            else:
+                assert daemon.says("ready"), daemon.log.read_text()
+                for netns in spaces:
+                    assert rules_of(netns) == states[netns, writer.state], f"after {kill} kills"
+                assert not daemon.said("warning"), "what it had stored is whole"
+                with writer.writing():
+                    time.sleep(chance.uniform(0, 0.1))
+                    daemon.kill()
+        finally:
+            daemon.kill()
         for netns in spaces:
             held = rules_of(netns)
-            allowed = [states[netns, OLD], states[netns, NEW]]
-            assert held in allowed or (kill == 0 and not held), f"kill {kill}: a mix in {netns}"
-            met.add((netns, held == states[netns, NEW]))
-        if kill % 4 == 3:
-            with node.running() as daemon:
-                for netns in spaces:
-                    assert rules_of(netns) == states[netns, writer.state], f"after kill {kill}"
-                assert not daemon.said("warning"), "what it had stored is whole"
-    assert len(met) > len(spaces), "it was always killed in the same state, so this tested little"
+            assert held in (states[netns, OLD], states[netns, NEW]), f"kill {kill}: a mix"
+            met[netns, held == states[netns, NEW]] += 1
+        writer.save()
+    assert len(met) == 2 * len(spaces), f"always killed in the same state: {met}"
 
 
 # --------------------------------------------------------------------- namespaces that vanish
@@ -589,10 +598,13 @@ def descriptors() -> int:
 
 
 def grown(keeping: Keeping, netns: str, count: int) -> int:
-    """How many KiB are added by so many reconciles that each change something, or repair it."""
+    """How many KiB are added by so many reconciles, every other of which changes something."""
     before = kilobytes()
+    machines = vm("a", "22", netns=netns), vm("a", "23", netns=netns)
     for turn in range(count):
-        keeping.want(vm("a", "22" if turn % 2 else "23", netns=netns))
+        keeping.keeper.want([machines[turn // 2 % 2]])
+        keeping.keeper.renew()
+        assert keeping.work()
     assert keeping.standing(netns).state is State.IN_SYNC
     return kilobytes() - before
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from agent.backoff import FAILURES, REPAIRS
-from agent.errors import Failure, NotPermitted
+from agent.errors import Failure, NoNamespace, NotPermitted
 from agent.keeper import LOOKS, TIMED_LOOK, Keeper
 from agent.kernel.kinds import Glimpse
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
@@ -321,6 +321,17 @@ def test_a_namespace_that_goes_is_forgotten_until_it_is_back() -> None:
     assert standing.live == ()
     assert standing.identity is None
     house.kernel.spaces["blue"] = gone  # of the very same number
+    house.keeper.arrived()
+    house.work()
+    assert house.standing("blue").state is State.IN_SYNC
+
+
+def test_one_that_vanished_while_we_looked_may_come_back_with_its_old_number() -> None:
+    house = House("blue")
+    house.kernel.refused["blue"] = NoNamespace("it has just gone")
+    house.want(vm())
+    assert house.standing("blue").state is State.PENDING
+    house.kernel.refused.clear()
     house.keeper.arrived()
     house.work()
     assert house.standing("blue").state is State.IN_SYNC
