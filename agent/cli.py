@@ -8,7 +8,7 @@ import click
 
 from agent.commands.plan import OUTPUTS
 from agent.console import this_process
-from agent.errors import Usage
+from agent.errors import Failure, Usage
 from agent.kernel.kinds import Kernel
 from rules.manifests import MOST_ENTRIES
 
@@ -212,7 +212,7 @@ def status(config: str | None, output: str) -> int:
 
     from agent.commands.status import status as command
     from agent.config import Config, load
-    from agent.errors import BadConfiguration, Failure
+    from agent.errors import BadConfiguration
 
     console = this_process()
     try:
@@ -274,7 +274,12 @@ def run_daemon(config: str | None, log_format: Literal["text", "json"]) -> int:
     from agent.notify import Notifier
 
     log = this_process_log(log_format)
-    return Daemon(config, log, Notifier.from_environment(os.environ)).run()
+    try:
+        return Daemon(config, log, Notifier.from_environment(os.environ)).run()
+    except OSError as error:
+        raise Failure(
+            f"the daemon cannot go on ({error})", "Look at the limits of this machine: ulimit -a"
+        ) from error
 
 
 @portranger.command()

@@ -36,7 +36,6 @@ from rules.problems import Problem
 from rules.values import replace
 
 FOLD = 0.003  # seconds: what is saved together is read together
-OWN = "/proc/thread-self/ns/net"
 STUCK = 60.0  # seconds without progress in the middle of work
 
 
@@ -113,9 +112,7 @@ class Daemon:
     def _made_kernel(self) -> LiveKernel:
         """What cannot even look at its own namespace would fail in every other."""
         kernel = LiveKernel(self._config.backend, defer=True, events=self._events)
-        with kernel.opened(OWN) as own:
-            own.observe()
-        kernel.afterwards()
+        kernel.check()
         return kernel
 
     def _serve(self) -> None:
@@ -293,7 +290,7 @@ class Daemon:
         except BadConfiguration as bad:
             for line in str(bad).splitlines():
                 self._log.error("bad configuration", problem=line, so="the old one goes on")
-        except Failure as failure:
+        except (Failure, OSError) as failure:
             self._log.error("reload failed", why=failure, so="the old configuration goes on")
         self._keeper.renew()
         self._read, self._stirred = True, None
@@ -324,9 +321,10 @@ class Daemon:
                 self._move_to(config.manifests)
 
     def _move_to(self, manifests: str) -> None:
+        watch = Watch(manifests)
         self._epoll.unregister(self._watch.fileno())
         self._watch.close()
-        self._watch = Watch(manifests)
+        self._watch = watch
         self._epoll.register(self._watch.fileno(), select.EPOLLIN)
         self._directory = Directory(manifests, self._store, self._watch, self._reads)
 

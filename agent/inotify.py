@@ -36,7 +36,8 @@ class Inotify:
     """Never waits."""
 
     def __init__(self) -> None:
-        self._descriptor = _checked(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "inotify")
+        number = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._descriptor = _checked(number, "inotify: see fs.inotify.max_user_instances")
 
     def fileno(self) -> int:
         return self._descriptor

@@ -37,10 +37,7 @@ class Worker:
 
     def ask(self, descriptor: int, question: Json) -> Json:
         """Its answer for that namespace."""
-        if find_spec("iptc") is None:
-            raise BackendMissing(
-                "python-iptables is not installed", "Run: pip install python-iptables"
-            )
+        _find()
         try:
             channel = self._channel or self._start()
         except OSError as error:
@@ -158,14 +155,32 @@ class Iptables:
         """Nothing is held: the workers leave the namespace after each request."""
 
 
+def require() -> None:
+    """Whether the workers could do anything at all."""
+    _find()
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW).close()
+    except PermissionError as error:
+        raise _not_permitted() from error
+
+
+def _find() -> None:
+    if find_spec("iptc") is None:
+        raise BackendMissing("python-iptables is not installed", "Run: pip install python-iptables")
+
+
+def _not_permitted() -> NotPermitted:
+    return NotPermitted(
+        "iptables may not be used", "Run as root, or with CAP_NET_ADMIN and CAP_NET_RAW"
+    )
+
+
 def failure(kind: str, text: str) -> Failure:
     """What an error of the worker means for the user."""
     if kind in ("Stale", "BlockingIOError") or "Resource temporarily unavailable" in text:
         return Stale(f"the iptables tables are busy or changed meanwhile ({text})", "Try again")
     if "ermission" in text or "not permitted" in text:
-        return NotPermitted(
-            "iptables may not be used", "Run as root, or with CAP_NET_ADMIN and CAP_NET_RAW"
-        )
+        return _not_permitted()
     if "does not exist" in text or "not found" in text or kind == "ModuleNotFoundError":
         return BackendMissing(
             f"iptables cannot be used ({text})",

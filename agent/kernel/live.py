@@ -9,20 +9,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 
-from agent.errors import Failure, NoNamespace
+from agent.errors import BackendMissing, Failure, NoNamespace
 from agent.kernel import netns as namespaces
 from agent.kernel import rtnetlink, sysctl
-from agent.kernel.backends import AUTO, Workers, chosen, legacy_is_live
+from agent.kernel.backends import AUTO, IPTABLES, Workers, chosen, legacy_is_live
 from agent.kernel.conntrack import Conntrack, is_idle
 from agent.kernel.events import Events
+from agent.kernel.iptables import require
 from agent.kernel.kinds import Glimpse
-from agent.kernel.nftables import generation_of, netlink
+from agent.kernel.nftables import Nftables, generation_of, netlink
 from rules.flows import Forgotten, forgotten, unmade
 from rules.model import Address, Foreign, Observed, Rule, Surroundings
 from rules.plan import Plan, Table
 from rules.values import replace
 
 MOST_TO_CLOSE = 32  # sockets and contexts that wait for it: each is memory, and keeps its namespace
+OWN = "/proc/thread-self/ns/net"
 PATIENCE = 5.0  # seconds to wait for another of us in the same namespace
 
 
@@ -258,6 +260,24 @@ class LiveKernel:
 
     def afterwards(self) -> int:
         return self._later.forgotten()
+
+    def check(self) -> None:
+        """Whether we may do here, in our own namespace, what is to be done in others. Nothing is
+        left behind: merely to read the legacy tables would make the kernel register them."""
+        with namespaces.opened(OWN) as descriptor, namespaces.inside(descriptor, "of our own"):
+            if self._backend == IPTABLES:
+                require()
+                return
+            try:
+                tables = Nftables()
+            except BackendMissing:
+                if self._backend == AUTO:  # a namespace with legacy rules can still be served
+                    return
+                raise
+            try:
+                tables.observe()
+            finally:
+                self._later.close(tables.close)
 
     def close(self) -> None:
         """End the worker processes, if any were needed."""

@@ -98,8 +98,8 @@ class Directory:
             del self._texts[file]
         for file, text in now.items():
             if self._texts.get(file) != text:
-                self._store.keep(file, text)
-                self._texts[file] = text
+                if self._store.keep(file, text):  # else the next time
+                    self._texts[file] = text
                 beat()
 
     def _scan(self, forced: set[str] | None, beat: Progress) -> tuple[dict[str, _File], list[str]]:

@@ -39,9 +39,9 @@ class Store:
             self.leaving = frozenset(map(str, names))
         return texts
 
-    def keep(self, file: str, text: str) -> None:
-        """This is what the file means now."""
-        self._write(self._path(file), {"file": file, "text": text})
+    def keep(self, file: str, text: str) -> bool:
+        """This is what the file means now; whether it could be written down."""
+        return self._write(self._path(file), {"file": file, "text": text})
 
     def drop(self, file: str) -> None:
         """The file is gone."""
@@ -52,9 +52,9 @@ class Store:
 
     def leave(self, names: Iterable[str]) -> None:
         """These namespaces are still to be cleared."""
-        if frozenset(names) != self.leaving:
-            self.leaving = frozenset(names)
-            self._write(self._names, sorted(self.leaving))
+        wanted = frozenset(names)
+        if wanted != self.leaving and self._write(self._names, sorted(wanted)):
+            self.leaving = wanted
 
     def _files(self) -> list[Path]:
         try:
@@ -91,7 +91,7 @@ class Store:
         with contextlib.suppress(OSError):
             path.replace(f"{path}{ASIDE}")
 
-    def _write(self, path: Path, content: object) -> None:
+    def _write(self, path: Path, content: object) -> bool:
         """Whole or not at all: into a new file, which then takes the name."""
         scratch = Path(f"{path}.new")
         record = {"format": FORMAT, "sha256": _digest(content), "content": content}
@@ -103,6 +103,8 @@ class Store:
             self._warn(f"cannot write {path}: {error.strerror}")
             with contextlib.suppress(OSError):
                 scratch.unlink()
+            return False
+        return True
 
 
 def _digest(content: object) -> str:

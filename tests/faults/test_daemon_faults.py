@@ -118,7 +118,7 @@ class Keeping:
 
 # ------------------------------------------------------------------------------- killed anywhere
 
-KILLS = 40
+KILLS = 200
 OLD, NEW = "100-199,300/udp,22", "150-250,400-410/udp,23,24-30/udp"
 
 
@@ -173,26 +173,27 @@ def test_killed_anywhere_it_leaves_the_old_rules_or_the_new_and_the_next_start_c
     }
     writer = Writer(node, spaces)
     met: Counter[tuple[str, bool]] = Counter()
-    for kill in range(KILLS):
-        daemon = node.start()
-        try:
-            if kill % 3 == 2:  # in the middle of its start, with something to do
-                time.sleep(chance.uniform(0.15, 0.4))
-            else:
-                assert daemon.says("ready"), daemon.log.read_text()
-                for netns in spaces:
-                    assert rules_of(netns) == states[netns, writer.state], f"after {kill} kills"
-                assert not daemon.said("warning"), "what it had stored is whole"
-                with writer.writing():
-                    time.sleep(chance.uniform(0, 0.1))
-                    daemon.kill()
-        finally:
-            daemon.kill()
-        for netns in spaces:
-            held = rules_of(netns)
-            assert held in (states[netns, OLD], states[netns, NEW]), f"kill {kill}: a mix"
-            met[netns, held == states[netns, NEW]] += 1
-        writer.save()
+    with node.stem() as start:
+        for kill in range(KILLS):
+            daemon = start()
+            try:
+                if kill % 3 == 2:  # in the middle of its start, with something to do
+                    time.sleep(chance.uniform(0, 0.04))
+                else:
+                    assert daemon.says("ready"), daemon.log.read_text()
+                    for netns in spaces:
+                        assert rules_of(netns) == states[netns, writer.state], f"after {kill} kills"
+                    assert not daemon.said("warning"), "what it had stored is whole"
+                    with writer.writing():
+                        time.sleep(chance.uniform(0, 0.05))
+                        daemon.kill()
+            finally:
+                daemon.kill()
+            for netns in spaces:
+                held = rules_of(netns)
+                assert held in (states[netns, OLD], states[netns, NEW]), f"kill {kill}: a mix"
+                met[netns, held == states[netns, NEW]] += 1
+            writer.save()
     assert len(met) == 2 * len(spaces), f"always killed in the same state: {met}"
 
 
@@ -515,7 +516,7 @@ def test_a_calendar_that_jumps_is_nothing_to_anybody(blue: str) -> None:
 # -------------------------------------------------------------------------------------- crowds
 
 CROWD = 10_000
-STORM, PACE = 5.0, 300  # seconds, and saves in each
+STORM, PACE = 10.0, 300  # seconds, and saves in each
 
 
 def crowd(node: Node, netns: str) -> None:
@@ -646,12 +647,3 @@ def test_the_daemon_itself_stays_as_it_is(node: Node, blue: str) -> None:
 def resident(daemon: Running) -> int:
     text = Path(f"/proc/{daemon.pid}/status").read_text()
     return int(text.partition("VmRSS:")[2].split()[0])
-
-
-def test_nothing_of_a_stopped_daemon_is_left_running(node: Node, blue: str) -> None:
-    node.configure(backend="iptables")
-    node.save("a.yaml", manifest(blue, "22"))
-    with node.running() as daemon:
-        workers = run("ps", "-o", "pid=", "--ppid", str(daemon.pid)).stdout.split()
-        assert workers
-    assert eventually(lambda: not any(Path("/proc", pid).exists() for pid in workers))
