@@ -78,6 +78,8 @@ def load(path: str | None, default: str = DEFAULT_FILE) -> Config:
 
 
 def _content(file: str) -> str:
+    if not file.startswith(("/dev/", "/proc/")) and pathlib.Path(file).is_fifo():
+        raise ValueError("it is a pipe")  # reading it would wait for its writer
     with pathlib.Path(file).open("rb") as stream:
         content = stream.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:

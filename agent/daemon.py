@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 
 from agent import lock
+from agent.commands.common import counted
 from agent.config import Config, load
 from agent.errors import BadConfiguration, Failure
 from agent.keeper import Keeper
@@ -58,6 +59,7 @@ class Daemon:
         self._resync = 0.0
         self._progress: float | None = None  # when work last went on; None: waiting for some
         self._fed = -math.inf
+        self._started = False
         self._status = Status(
             version=version("portranger"), pid=os.getpid(), started=time.time(), source=""
         )
@@ -143,6 +145,7 @@ class Daemon:
         self._ready()
 
     def _ready(self) -> None:
+        self._started = True
         if not self._stop:
             self._notifier.ready(self._summary())
             self._log.info("ready", status=self._summary())
@@ -184,6 +187,8 @@ class Daemon:
                     self._keeper.look_at_all()
         if self._arrivals.stirred():
             self._keeper.arrived()
+            if self._directory.is_another():
+                self._read, self._stirred = True, None
         self._hear_manifests()
         now = time.monotonic()
         if now >= self._resync:
@@ -234,8 +239,9 @@ class Daemon:
         if meaning.unreadable:
             fix = "what was running goes on"
             self._log.once("source", "warning", "source away", why=meaning.unreadable, so=fix)
-        else:
+        elif self._status.unreadable:
             self._log.settled("source")
+            self._log.info("source back", manifests=self._config.manifests)
         found = frozenset(meaning.problems)
         for problem in sorted(found - self._problems, key=str):
             kept = problem.file in meaning.held
@@ -249,11 +255,14 @@ class Daemon:
 
     def _publish(self) -> None:
         meaning, standings = self._directory.meaning, self._keeper.standings
-        fine = all(one.state in (State.IN_SYNC, State.PENDING) for one in standings)
+        states = {one.state for one in standings}
+        readable = not meaning.unreadable
         self._status = replace(
             self._status,
-            ready=self._keeper.tried and not meaning.unreadable,
-            synced=time.time() if fine and not meaning.unreadable else self._status.synced,
+            ready=self._keeper.tried and readable and State.FAILING not in states,
+            synced=time.time()
+            if readable and states <= {State.IN_SYNC, State.PENDING}
+            else self._status.synced,
             source=self._config.manifests,
             unreadable=meaning.unreadable,
             manifests=meaning.count,
@@ -269,7 +278,7 @@ class Daemon:
             counts[standing.state] += 1
         said = [f"{count} {state.value}" for state, count in counts.items() if count]
         problems = len(self._status.problems)
-        said += [f"{problems} problems in manifests"] if problems else []
+        said += [f"{counted(problems, 'problem')} in manifests"] if problems else []
         return f"Namespaces: {', '.join(said) or 'none'}"
 
     # ------------------------------------------------------------------------------ signals
@@ -305,7 +314,8 @@ class Daemon:
             if config.backend != old.backend:
                 kernel = self._made_kernel()
                 self._kernel.close()
-                self._kernel = self._keeper.kernel = kernel
+                self._kernel = kernel
+                self._keeper.use(kernel)
             if config.listen != old.listen:
                 if self._server is not None:
                     self._server.close()
@@ -337,7 +347,7 @@ class Daemon:
         if seconds and now - self._fed >= seconds / 4:
             self._fed = now
             self._notifier.watchdog()
-            if not self._status.ready:
+            if not self._started:
                 self._notifier.extend(seconds)
 
     def _reads(self) -> None:

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from agent.backoff import FAILURES, REPAIRS, Backoff
-from agent.errors import BadManifest, Failure, NoNamespace
+from agent.errors import BadManifest, Failure, NoNamespace, NotPermitted
 from agent.kernel.kinds import Glimpse, Kernel
 from agent.log import Level, Log
 from agent.metrics import Metrics
 from agent.reconcile import Outcome, by_namespace, keep
 from agent.status import Change, Drift, Standing, State
-from rules.model import Desired, Machine
+from rules.model import Desired, Machine, Surroundings
 from rules.plan import Plan, Table
 from rules.values import replace
 
@@ -37,13 +37,14 @@ class _Kept:
         self.netns = netns
         self.machines: list[Machine] = []
         self.leaving = leaving  # nobody wants anything there any more: to be cleared
-        self.look, self.urgent = True, True
+        self.look, self.urgent, self.relinked = True, True, False
         self.timer = math.inf
         self.seen: object = None  # what the name stood for when it was last looked at
         self.identity: object = None
         self.nsid: object = None
         self.desired: Desired | None = None
         self.proven: Glimpse | None = None  # when it last held exactly that
+        self.links: Surroundings | None = None  # at that time
         self.sure = False  # that nothing of ours is there but what this run put there
         self.culprits: list[Culprit] = []
         self.failures, self.repairs, self.looks = FAILURES, REPAIRS, LOOKS
@@ -58,12 +59,16 @@ class _Kept:
             return self.timer
         if self.urgent:
             return -math.inf
+        if self.relinked:
+            return self.looks.until
         return max(self.failures.until, self.repairs.until, self.looks.until)
 
     def forget(self) -> None:
         """What was there may be no more, or be another by now."""
-        self.desired = self.proven = self.identity = self.nsid = None
+        self.desired = self.proven = self.links = self.identity = self.nsid = None
         self.sure = False
+        self.failures, self.repairs, self.looks = FAILURES, REPAIRS, LOOKS
+        self.standing = replace(self.standing, change=None, drift=None, drifts=0)
         self.look = self.urgent = True
 
 
@@ -136,11 +141,18 @@ class Keeper:
                 kept.looks = kept.looks.struck(self._clock())
             kept.look = True
             kept.proven = None  # a glimpse would tell no more than that
+            wait = kept.repairs.until - self._clock()
+            if wait > 0 and kept.standing.state is not State.FAILING:
+                who = f"{culprit[0]} (pid {culprit[1]})"
+                why = f"{who} keeps changing our rules: the next repair is due in {wait:.1f} s"
+                self._stand(kept, State.FAILING, why)
 
     def relinked(self, nsid: object) -> None:
-        """Links or addresses of a namespace changed."""
+        """Links, addresses or settings of a namespace changed."""
         for kept in self._numbered(nsid):
-            kept.look = True
+            if not kept.relinked:
+                kept.looks = kept.looks.struck(self._clock())
+            kept.look = kept.relinked = True
 
     def gone(self, nsid: object) -> None:
         """The namespace with that number is no more."""
@@ -164,6 +176,12 @@ class Keeper:
         for kept in self._kept.values():
             kept.look = kept.urgent = True
             kept.proven = None
+
+    def use(self, kernel: Kernel) -> None:
+        """From now on this is the kernel; what the other backend holds is nobody's drift."""
+        self.kernel = kernel
+        for kept in self._kept.values():
+            kept.desired = None
 
     def _known(self, netns: str, *, leaving: bool = False) -> _Kept:
         if netns not in self._kept:
@@ -221,7 +239,8 @@ class Keeper:
 
     def _look(self, kept: _Kept) -> None:
         started = self._clock()
-        kept.look, kept.urgent, kept.timer = False, False, math.inf
+        kept.look = kept.urgent = kept.relinked = False
+        kept.timer = math.inf
         kept.tried = True
         kept.seen = self.kernel.identity(kept.netns)
         try:
@@ -267,6 +286,7 @@ class Keeper:
                 kept.machines,
                 namespace,
                 before=before,
+                links=kept.links,
                 unclaimed_stay=self._may_be_claimed(kept),
             )
             kept.standing = replace(
@@ -292,7 +312,7 @@ class Keeper:
 
     def _done(self, kept: _Kept, outcome: Outcome) -> None:
         desired, now = outcome.desired, self._calendar()
-        kept.desired = desired
+        kept.desired, kept.links = desired, outcome.surroundings
         kept.sure |= not self._unclaimed_stay or outcome.done.table is Table.CREATE
         kept.proven = Glimpse(
             identity=kept.identity,
@@ -340,11 +360,20 @@ class Keeper:
         self._stand(kept, State.PENDING, failure.what)
 
     def _failed(self, kept: _Kept, failure: Failure) -> None:
+        if kept.leaving and isinstance(failure, NotPermitted):
+            del self._kept[kept.netns]
+            so = f"it is left as it is; portranger clear --netns {kept.netns} would clear it"
+            self._log.warning("not cleared", netns=kept.netns, why=failure, so=so)
+            return
         kept.proven = None
         kept.failures = kept.failures.struck(self._clock())
         kept.look = True
         self._metrics.failed()
-        self._stand(kept, State.FAILING, str(failure))
+        if kept.leaving:
+            why = f"no manifest is for it any more, and it cannot be cleared yet: {failure}"
+            self._stand(kept, State.PENDING, why)
+        else:
+            self._stand(kept, State.FAILING, str(failure))
 
     def _judge(self, kept: _Kept) -> None:
         """How a namespace stands that was looked at with success."""
@@ -375,7 +404,7 @@ def _words(plan: Plan) -> str:
         "added": len(plan.add),
         "changed": len(plan.change),
         "removed": len(plan.remove) + len(plan.leftovers),
-        "settings": len(plan.sysctls),
+        "setting" if len(plan.sysctls) == 1 else "settings": len(plan.sysctls),
     }
     said = [f"{count} {word}" for word, count in counts.items() if count]
     return ", ".join(said) or f"table: {plan.table.value}"

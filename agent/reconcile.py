@@ -71,39 +71,45 @@ class Outcome(Value, kw_only=True):
     surroundings: Surroundings
 
 
-def keep(
+def keep(  # noqa: PLR0913 - what is wanted, and what was
     netns: str,
     machines: Sequence[Machine],
     namespace: "Namespace",
     *,
     before: Desired | None,
+    links: Surroundings | None = None,
     unclaimed_stay: bool = False,
 ) -> Outcome:
     """Make a namespace hold what these machines want, and tell what others had done to it since it
-    held what was wanted before; None: this is the first look of this run."""
+    held what was wanted before and had these links; None: this is the first look of this run.
+
+    On the first look, and where rules were missing, flows may be open that no rule stands for."""
     with namespace.exclusive():
         surroundings = namespace.surroundings()
         desired = desire(machines, surroundings)
         desired = replace(desired, unclaimed_stay=unclaimed_stay)
         found = _observe(namespace, desired)
-        if before is None and found.table:
+        drift = 0
+        if before is not None:
+            drift = _drift(netns, before, found, settings=links == surroundings)
+        if before is None or drift:
             namespace.sweep(desired.rules)
         done, left = _converge(netns, desired, namespace, found)
         return Outcome(
             desired=desired,
             done=done,
-            drift=0 if before is None else _drift(netns, before, desired, found),
+            drift=drift,
             live=left.live,
             generation=namespace.generation,
             surroundings=surroundings,
         )
 
 
-def _drift(netns: str, before: Desired, desired: Desired, found: Observed) -> int:
-    """How much of what was there before is not there now; settings that nobody wants any more were
-    not looked at."""
-    known = replace(before, sysctls=before.sysctls & desired.sysctls)
-    return changes(diff(netns, known, found))
+def _drift(netns: str, before: Desired, found: Observed, *, settings: bool) -> int:
+    """How much of what was there before is not there now. Settings come and go with links: where
+    these changed, they tell nothing of what somebody did."""
+    looked_at = {one for one in before.sysctls if settings and one.name in found.sysctls}
+    return changes(diff(netns, replace(before, sysctls=frozenset(looked_at)), found))
 
 
 def _converge(

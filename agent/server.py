@@ -90,12 +90,14 @@ class Pages:
 
     def _readiness(self) -> Page:
         status = self._status()
-        reasons = [] if status.ready else ["Not every namespace has been tried yet."]
+        reasons = [printable(status.unreadable, 1000)] if status.unreadable else []
         reasons += [
             printable(f"Namespace {one.netns} is failing: {one.why or 'no reason given'}", 1000)
             for one in status.namespaces
             if one.state is State.FAILING
         ]
+        if not status.ready and not reasons:
+            reasons = ["Not every namespace has been tried yet."]
         if reasons:
             return _text(HTTPStatus.SERVICE_UNAVAILABLE, "".join(f"{x}\n" for x in reasons))
         return _text(HTTPStatus.OK, "ready\n")

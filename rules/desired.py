@@ -26,6 +26,7 @@ from rules.model import (
 )
 from rules.ports import ALL_PORTS, PortRange, coalesce
 from rules.problems import Problem
+from rules.values import Value
 
 # IPv4 only: Linux has no way back to ::1 for a packet that comes in on a link (decisions.md).
 LOOPBACK = IPv4Address("127.0.0.1")
@@ -90,20 +91,61 @@ def label(owner: str) -> str:
 
 def conflicts(machines: Iterable[Machine]) -> tuple[Problem, ...]:
     """Every pair of machines of one namespace that claim the same port; neither is guessed."""
-    return tuple(problem for problem, _, _ in clashes(machines))
+    return tuple(clash.problem() for clash in clashes(machines))
 
 
-def clashes(machines: Iterable[Machine]) -> list[tuple[Problem, Machine, Machine]]:
-    """The conflicts, each with the two machines that it is between."""
-    found: list[tuple[Problem, Machine, Machine]] = []
+class Clash(Value):
+    """Two machines of one namespace, and the ports of a protocol that both claim."""
+
+    protocol: Protocol
+    ports: PortRange
+    one: Machine
+    other: Machine
+
+    def problem(self, at: Machine | None = None) -> Problem:
+        """What is wrong, told at one of the two."""
+        here = at or self.other
+        there = self.one if here is self.other else self.other
+        file, colon, line = here.origin.rpartition(":")
+        return Problem(
+            code="conflict",
+            path=(),
+            what=(
+                f"in namespace {here.netns}, {self.protocol.value}"
+                f" {_claimed(here, self)} of {here.owner}"
+                f" meets {self.protocol.value} {_claimed(there, self)} of {there.owner}"
+                + (f" ({there.origin})" if there.origin else "")
+            ),
+            fix="Give each port to one machine, or each machine a namespace of its own.",
+            file=file,
+            line=int(line) if colon and line.isdecimal() else 0,
+        )
+
+
+def _claimed(machine: Machine, clash: Clash) -> PortRange:
+    """The range of a machine that the clash is about."""
+    return next(ports for ports in claimed(machine, clash.protocol) if ports.overlaps(clash.ports))
+
+
+def claimed(machine: Machine, protocol: Protocol) -> list[PortRange]:
+    """The ports of that protocol that a machine claims."""
+    if machine.masquerade is None:
+        return []
+    return [one.ports for one in _claims(machine.masquerade) if one.protocol is protocol]
+
+
+def clashes(machines: Iterable[Machine]) -> list[Clash]:
+    """Every two machines of one namespace that claim the same ports."""
+    found: list[Clash] = []
     ours = [machine for machine in machines if machine.masquerade is not None]
     crowds = Counter(machine.netns for machine in ours)
     spans = sorted(
         (
-            (machine.netns, claim.protocol.value, claim.ports, machine)
+            (machine.netns, protocol.value, ports, machine)
             for machine in ours
-            if machine.masquerade is not None and crowds[machine.netns] > 1
-            for claim in _claims(machine.masquerade)
+            if crowds[machine.netns] > 1
+            for protocol in Protocol
+            for ports in claimed(machine, protocol)
         ),
         key=lambda span: (span[0], span[1], span[2], span[3].owner, span[3].origin),
     )
@@ -116,8 +158,9 @@ def clashes(machines: Iterable[Machine]) -> list[tuple[Problem, Machine, Machine
             if earlier[:2] == (netns, protocol) and earlier[2].last >= ports.first
         ]
         found.extend(
-            (
-                _conflict(netns, protocol, (earlier[2], earlier[3]), (ports, machine)),
+            Clash(
+                Protocol(protocol),
+                PortRange(ports.first, min(ports.last, earlier[2].last)),
                 earlier[3],
                 machine,
             )
@@ -126,28 +169,6 @@ def clashes(machines: Iterable[Machine]) -> list[tuple[Problem, Machine, Machine
         )
         open_spans.append(span)
     return found
-
-
-def _conflict(
-    netns: str,
-    protocol: str,
-    one: tuple[PortRange, Machine],
-    other: tuple[PortRange, Machine],
-) -> Problem:
-    (ports, machine), (other_ports, other_machine) = one, other
-    file, colon, line = other_machine.origin.rpartition(":")
-    return Problem(
-        code="conflict",
-        path=(),
-        what=(
-            f"in namespace {netns}, {protocol} {other_ports} of {other_machine.owner}"
-            f" meets {protocol} {ports} of {machine.owner}"
-            + (f" ({machine.origin})" if machine.origin else "")
-        ),
-        fix="Give each port to one machine, or each machine a namespace of its own.",
-        file=file,
-        line=int(line) if colon and line.isdecimal() else 0,
-    )
 
 
 def _claims(masquerade: Masquerade) -> tuple[Claim, ...]:

@@ -28,10 +28,11 @@ NFNLGRP_NFTABLES = 7
 NEWGEN = (10 << 8) | 15  # of the subsystem nftables
 GEN_ID, GEN_PROC_PID, GEN_PROC_NAME = 1, 2, 3
 
-# Links, IPv4 and IPv6 addresses, IPv4 and IPv6 routes, numbers of namespaces.
-ROUTE_GROUPS = (1, 5, 9, 7, 11, 28)
+# Links, IPv4 and IPv6 addresses, routes and settings, numbers of namespaces.
+ROUTE_GROUPS = (1, 5, 9, 7, 11, 24, 25, 28)
 NEWROUTE, DELROUTE = 24, 25
-RELINKING = frozenset((16, 17, 20, 21, NEWROUTE, DELROUTE))  # NEW and DEL of LINK, ADDR, ROUTE
+# NEW and DEL of LINK, ADDR and ROUTE, and NEW of NETCONF: forwarding was turned on or off.
+RELINKING = frozenset((16, 17, 20, 21, NEWROUTE, DELROUTE, 80))
 NEWNSID, DELNSID, GETNSID = 88, 89, 90
 NETNSA_NSID, NETNSA_FD = 1, 3
 ANY_NUMBER = struct.pack("=i", -1)
@@ -66,7 +67,7 @@ class Moved(Value):
 
 
 class Relinked(Value):
-    """Links, addresses or default routes of a namespace (None: of ours) have changed."""
+    """Links, addresses, default routes or settings of a namespace (None: of ours) have changed."""
 
     nsid: int | None
 

@@ -53,6 +53,7 @@ class Directory:
         self._store = store
         self._watch = watch
         self._files: dict[str, _File] = {}  # by path
+        self._seen: tuple[int, int] | None = None
         self._texts = store.load()  # the last good ones, by label
         self._said: dict[str, Text] = {}
         for file, text in sorted(self._texts.items()):
@@ -83,6 +84,10 @@ class Directory:
         self.meaning = self._settled(unreadable)
         return self.meaning
 
+    def is_another(self) -> bool:
+        """Whether the path leads to another directory than it did: one that was mounted there."""
+        return _identity(self._path) != self._seen
+
     def remember(self, beat: Progress = lambda: None) -> None:
         """Store what changed of the last good texts, for the next run."""
         if self.meaning.unreadable:
@@ -104,6 +109,7 @@ class Directory:
 
     def _scan(self, forced: set[str] | None, beat: Progress) -> tuple[dict[str, _File], list[str]]:
         """Every file as it is now, and those of them that are links."""
+        self._seen = _identity(self._path)
         with os.scandir(self._path) as entries:
             links = {entry.path: entry.is_symlink() for entry in entries if is_manifest(entry)}
         real = os.path.realpath(self._path)
@@ -188,6 +194,14 @@ class Directory:
             unreadable=unreadable,
             contested=settled.contested,
         )
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _signature(path: str) -> Signature:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from agent.sources.files import duplicates, file_of, without_instances
-from rules.desired import clashes
+from rules.desired import Clash, claimed, clashes
 from rules.model import Machine
+from rules.ports import subtract
 from rules.problems import Problem
 from rules.values import Value
 
@@ -35,16 +36,15 @@ def settle(before: Meanings, now: Mapping[str, tuple[Machine, ...] | None]) -> S
     held = {file for file, said in now.items() if said is None}
     while True:
         machines, left = without_instances([one for said in meanings.values() for one in said])
-        quarrels = _quarrels(machines)
+        quarrels = _quarrels(machines, before)
         if not quarrels:
             break
         problems.update(dict.fromkeys(problem for problem, _ in quarrels))
-        contested |= {one.netns: str(problem) for problem, between in quarrels for one in between}
-        files = {file_of(one) for _, between in quarrels for one in between}
-        changed = {file for file in files if meanings[file] != before.get(file, ())}
-        held |= changed or files
-        for file in changed or files:
-            meanings[file] = before.get(file, ()) if changed else ()
+        contested |= {one.netns: str(problem) for problem, one in quarrels}
+        for file in {file_of(one) for _, one in quarrels}:
+            held.add(file)
+            kept = before.get(file, ())
+            meanings[file] = () if meanings[file] == kept else kept
     return Settled(
         meanings=meanings,
         problems=tuple(problems),
@@ -55,10 +55,31 @@ def settle(before: Meanings, now: Mapping[str, tuple[Machine, ...] | None]) -> S
     )
 
 
-def _quarrels(machines: Sequence[Machine]) -> list[tuple[Problem, tuple[Machine, ...]]]:
-    """What two files cannot both say, with the machines that it is between."""
-    twice: list[tuple[Problem, tuple[Machine, ...]]]
-    twice = [(problem, (machine,)) for problem, machine in duplicates(machines)]
+def _quarrels(machines: Sequence[Machine], before: Meanings) -> list[tuple[Problem, Machine]]:
+    """What two files cannot both say, told at each that has to give way: whoever did not have
+    before what both want now, or both."""
+    twice = duplicates(machines)
     if twice:  # a machine that is written twice is in conflict with itself, too
-        return twice
-    return [(problem, (one, other)) for problem, one, other in clashes(machines)]
+        had = [pair for pair in twice if _had(pair[1], before)]
+        return [pair for pair in twice if pair not in had] or twice
+    found: list[tuple[Problem, Machine]] = []
+    for clash in clashes(machines):
+        both = (clash.one, clash.other)
+        new = [one for one in both if not _claimed_before(one, clash, before)]
+        found += [(clash.problem(one), one) for one in new or both]
+    return found
+
+
+def _had(machine: Machine, before: Meanings) -> bool:
+    return str(machine) in map(str, before.get(file_of(machine), ()))
+
+
+def _claimed_before(machine: Machine, clash: Clash, before: Meanings) -> bool:
+    """Whether the file of a machine had all of the ports that are contested now."""
+    ports = [
+        one
+        for other in before.get(file_of(machine), ())
+        if other.netns == machine.netns
+        for one in claimed(other, clash.protocol)
+    ]
+    return not subtract([clash.ports], ports)

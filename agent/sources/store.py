@@ -103,6 +103,8 @@ class Store:
             self._warn(f"cannot write {path}: {error.strerror}")
             with contextlib.suppress(OSError):
                 scratch.unlink()
+            with contextlib.suppress(OSError):
+                path.unlink()  # what is no longer true is worse than nothing
             return False
         return True
 

@@ -121,6 +121,21 @@ def test_a_new_udp_range_takes_over_a_flow_that_went_elsewhere(node: Node, wired
         assert eventually(lambda: answered(client), A_MOMENT)
 
 
+def test_ports_that_go_while_the_rules_are_gone_are_closed_too(node: Node, wired: Lab) -> None:
+    """Somebody flushed the rules while nobody looked, so no rule tells what the flow was by."""
+    node.save("a.yaml", manifest(wired.pod, "1000-2000/udp,7000-7010/udp"))
+    with flow(wired, CLOSED) as closed, flow(wired, KEPT) as kept:
+        with node.running() as daemon:
+            assert answered(closed)
+            assert answered(kept)
+            daemon.kill()
+        run("ip", "netns", "exec", wired.pod, "nft", "flush", "ruleset")
+        node.save("a.yaml", manifest(wired.pod, "1000-2000/udp"))
+        with node.running():
+            assert eventually(lambda: not answered(closed), A_MOMENT)
+            assert answered(kept)
+
+
 MORTAL = """
 import os, signal
 from agent.kernel.live import Deferred

@@ -191,6 +191,15 @@ def test_a_fight_in_one_namespace_keeps_no_other_waiting(
             fighter.kill()
 
 
+def test_forwarding_that_somebody_turns_off_is_turned_on_again(
+    served: tuple[Running, str],
+) -> None:
+    _, netns = served
+    run("ip", "netns", "exec", netns, "sysctl", "-qw", "net.ipv4.ip_forward=0")
+    forwards = ("ip", "netns", "exec", netns, "cat", "/proc/sys/net/ipv4/ip_forward")
+    assert eventually(lambda: run(*forwards).stdout == "1\n")
+
+
 # ---------------------------------------------------------------------------- without events
 
 

@@ -493,10 +493,12 @@ def test_of_two_new_files_in_conflict_neither_is_applied(node: Node, blue: str, 
     with node.running() as daemon:
         assert forwarded(blue) == set()
         assert forwarded(red) == {"tcp 22"}
-        (problem,) = daemon.status()["problems"]
-        assert problem["code"] == "conflict"
-        assert "VirtualMachine/default/one" in problem["problem"]
-        assert "VirtualMachine/default/two" in problem["problem"]
+        problems = daemon.status()["problems"]
+        assert [Path(problem["file"]).name for problem in problems] == ["a.yaml", "b.yaml"]
+        for problem in problems:
+            assert problem["code"] == "conflict"
+            assert "VirtualMachine/default/one" in problem["problem"]
+            assert "VirtualMachine/default/two" in problem["problem"]
         node.save("b.yaml", manifest(blue, "31-40", "two"))
         assert comes_to_forward(blue, "tcp 22-30", "tcp 31-40", seconds=A_MOMENT)
         assert daemon.status()["problems"] == []

@@ -305,7 +305,7 @@ def test_the_manager_is_told_of_every_step(node: Node, blue: str, manager: Manag
             lambda: (
                 manager.hears("STATUS")
                 and manager.heard[-1].get("STATUS")
-                == "Namespaces: 1 in sync, 1 problems in manifests"
+                == "Namespaces: 1 in sync, 1 problem in manifests"
             )
         )
         daemon.reload()

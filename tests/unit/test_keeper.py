@@ -189,15 +189,80 @@ def test_what_an_earlier_run_left_is_cleared() -> None:
 def test_what_cannot_be_cleared_is_tried_again() -> None:
     house = House("blue")
     house.want(vm())
-    house.kernel.refused["blue"] = NotPermitted("no")
+    house.kernel.refused["blue"] = Failure("no")
     house.want()
     assert house.keeper.leaving == {"blue"}
-    assert house.standing("blue").state is State.FAILING
+    assert house.standing("blue").state is State.PENDING
+    assert "cannot be cleared yet: no" in house.standing("blue").why
     house.kernel.refused.clear()
     house.now = house.keeper.due
     house.work()
     assert house.keeper.leaving == frozenset()
     assert not house["blue"].held.table
+
+
+def test_what_may_not_be_entered_is_not_waited_for_when_nobody_wants_it() -> None:
+    house = House("blue")
+    house.kernel.refused["blue"] = NotPermitted("no")
+    house.want(vm())
+    assert house.standing("blue").state is State.FAILING
+    house.want()
+    assert house.keeper.leaving == frozenset()
+    assert "not cleared" in house.written.getvalue()
+
+
+def fight(house: House) -> None:
+    """Until the next repair has to wait."""
+    for _ in range(20):
+        house["blue"].stir(lambda one: one.insert(STRANGER))
+        house.keeper.moved(house["blue"].nsid, house["blue"].made, NFT)
+        if not house.work():
+            return
+    raise AssertionError("it never backs off")
+
+
+def test_who_waits_with_a_repair_says_that_it_is_not_in_sync() -> None:
+    house = House("blue")
+    house.want(vm())
+    fight(house)
+    assert house.standing("blue").state is State.FAILING
+    assert "nft (pid 4711) keeps changing our rules" in house.standing("blue").why
+    house.now = house.keeper.due
+    house.work()
+    assert house.standing("blue").state is State.IN_SYNC
+
+
+def test_new_links_do_not_wait_for_a_repair() -> None:
+    house = House("blue")
+    house.want(vm())
+    fight(house)
+    house.keeper.relinked(house["blue"].nsid)
+    assert house.work() == ["blue"]
+
+
+def test_another_namespace_of_the_name_starts_without_the_quarrels_of_the_first() -> None:
+    house = House("blue")
+    house.want(vm())
+    fight(house)
+    house.kernel.spaces["blue"] = Numbered()
+    house.keeper.arrived()
+    house.work()
+    standing = house.standing("blue")
+    assert (standing.state, standing.drifts) == (State.IN_SYNC, 0)
+    house["blue"].stir(lambda one: one.insert(STRANGER))
+    house.keeper.moved(house["blue"].nsid, house["blue"].made, NFT)
+    assert house.work() == ["blue"]
+
+
+def test_moving_to_another_backend_is_nobodys_drift() -> None:
+    house = House("blue")
+    house.want(vm())
+    house["blue"].held = Observed()
+    house.keeper.use(house.kernel)
+    house.keeper.renew()
+    house.work()
+    assert house.standing("blue").drifts == 0
+    assert house["blue"].held.table
 
 
 def test_those_to_be_cleared_come_last() -> None:

@@ -63,6 +63,31 @@ def test_who_takes_what_another_holds_is_left_as_it_was(
     assert "tcp 22" in settled.contested["blue"]
 
 
+def test_who_has_what_another_wants_may_go_on_changing() -> None:
+    """Else whoever writes a file could keep another from closing its ports."""
+    wide, narrow = vm("a", "tcp 1000-2000", "tcp 80"), vm("a", "tcp 1400-1700")
+    for newcomer in (vm("0", "tcp 1500-1600"), vm("z", "tcp 1500-1600")):
+        (one,) = newcomer
+        file = one.origin.partition(":")[0]
+        settled = settle({"a": wide}, {"a": narrow, file: newcomer})
+        assert settled.meanings == {"a": narrow, file: ()}
+        assert settled.held == {file}
+        assert {problem.file for problem in settled.problems} == {file}
+
+
+def test_who_grows_into_what_another_has_is_the_one_who_is_told() -> None:
+    settled = settle({"a": A, "b": B}, {"a": A_ON_80, "b": B})
+    assert settled.held == {"a"}
+    assert [problem.file for problem in settled.problems] == ["a"]
+
+
+def test_a_copy_of_a_file_does_not_hold_the_original() -> None:
+    copied = vm("b", "tcp 22", name="a")
+    settled = settle({"a": vm("a", "tcp 22-30")}, {"a": A, "b": copied})
+    assert settled.machines == A
+    assert settled.held == {"b"}
+
+
 def test_a_bad_file_defends_what_it_held() -> None:
     settled = settle({"a": A}, {"a": None, "b": B_ON_22})
     assert settled.meanings == {"a": A, "b": ()}
