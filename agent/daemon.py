@@ -34,6 +34,7 @@ from agent.sources.store import Store
 from agent.sources.watch import Watch
 from agent.status import Standing, State, Status
 from rules.problems import Problem
+from rules.shapes import lookup_of, name
 from rules.values import replace
 
 FOLD = 0.003  # seconds: what is saved together is read together
@@ -389,8 +390,10 @@ def _drain(wake: socket.socket) -> None:
             pass
 
 
-def _counted(standing: Standing) -> dict[int, tuple[int, int]]:
-    return counters.read(standing.netns, standing.identity)
+def _counted(standing: Standing) -> counters.Counted:
+    lookups = {lookup_of(one.rule) for one in standing.live if not one.handle}
+    maps = sorted(name(lookup) for lookup in lookups if lookup)
+    return counters.read(standing.netns, standing.identity, maps)
 
 
 def _folders(names: Iterable[str]) -> set[str]:

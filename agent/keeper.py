@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from agent.backoff import FAILURES, REPAIRS, Backoff
 from agent.errors import BadManifest, Failure, NoNamespace, NotPermitted
-from agent.kernel.kinds import Glimpse, Kernel
+from agent.kernel.kinds import Glimpse, Kernel, Known
 from agent.log import Level, Log
 from agent.metrics import Metrics
 from agent.reconcile import Outcome, by_namespace, keep
@@ -45,6 +45,7 @@ class _Kept:
         self.desired: Desired | None = None
         self.proven: Glimpse | None = None  # when it last held exactly that
         self.links: Surroundings | None = None  # at that time
+        self.known: Known | None = None
         self.sure = False  # that nothing of ours is there but what this run put there
         self.culprits: list[Culprit] = []
         self.failures, self.repairs, self.looks = FAILURES, REPAIRS, LOOKS
@@ -65,7 +66,8 @@ class _Kept:
 
     def forget(self) -> None:
         """What was there may be no more, or be another by now."""
-        self.desired = self.proven = self.links = self.identity = self.nsid = None
+        self.desired = self.proven = self.known = self.links = None
+        self.identity = self.nsid = None
         self.sure = False
         self.failures, self.repairs, self.looks = FAILURES, REPAIRS, LOOKS
         self.standing = replace(self.standing, change=None, drift=None, drifts=0)
@@ -133,7 +135,7 @@ class Keeper:
         """Somebody, maybe we, made this generation of the rules of a namespace."""
         for kept in self._numbered(nsid):
             known = kept.proven.generation if kept.proven else None
-            if known is not None and (known - generation) % (2 * HALF) < HALF:
+            if known is not None and (known.number - generation) % (2 * HALF) < HALF:
                 continue  # we have looked since
             if culprit[1] != os.getpid():
                 kept.culprits = [*kept.culprits[-MOST_CULPRITS:], culprit]
@@ -270,7 +272,7 @@ class Keeper:
             names = [sysctl.name for sysctl in kept.desired.sysctls]
             if self.kernel.glimpse(kept.netns, names) == kept.proven:
                 return None
-        with self.kernel.opened(kept.netns) as namespace:
+        with self.kernel.opened(kept.netns, kept.known) as namespace:
             other = self._same(kept, namespace.identity)
             if other is not None and kept.leaving:
                 return None  # somebody wants what is there, under the other name

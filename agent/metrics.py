@@ -22,6 +22,7 @@ from agent.errors import Failure
 from agent.status import Standing, State, Status
 from rules.model import Chain, Live, Rule
 from rules.problems import printable
+from rules.shapes import spot
 from rules.values import Value
 
 PREFIX = "portranger"
@@ -35,7 +36,7 @@ RANGE_LABELS = ("netns", "owner", "family", "chain", "protocol", "ports")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 Numbers = tuple[int, int]
-Counted = Mapping[int, Numbers]
+Counted = Mapping[object, Numbers]
 Series = tuple[str, ...]
 Readings = dict[object, Numbers]
 
@@ -235,9 +236,9 @@ def _forwards(live: Live) -> bool:
 
 
 def _key(standing: Standing, live: Live) -> object:
-    """What tells a rule apart from the one that takes its place: its handle, in nftables. In
-    iptables that is no more than its place in the chain."""
-    return live.rule if standing.backend == "iptables" else live.handle
+    """What tells a rule apart from the one that takes its place: in iptables, a handle is no more
+    than a place in the chain."""
+    return live.rule if standing.backend == "iptables" else spot(live)
 
 
 def _series(netns: str, rule: Rule) -> Series:

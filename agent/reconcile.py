@@ -11,11 +11,12 @@ from rules.desired import desire
 from rules.model import Desired, Live, Machine, Observed, Surroundings
 from rules.plan import Plan, diff
 from rules.render import changes, plan_text
+from rules.shapes import Lives
 from rules.values import Value, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from agent.kernel.kinds import Namespace
+    from agent.kernel.kinds import Generation, Namespace
 
 ATTEMPTS = 5
 
@@ -47,7 +48,7 @@ def intend(netns: str, machines: Sequence[Machine], namespace: "Namespace") -> I
 def intend_from_nothing(netns: str, machines: Sequence[Machine]) -> Intent:
     """What would be done in a namespace that is not there to ask."""
     desired = desire(machines, None)
-    return Intent(diff(netns, desired, Observed()), desired)
+    return Intent(diff(netns, desired, Observed(mapped={})), desired)
 
 
 def converge(netns: str, desired: Desired, namespace: "Namespace") -> Plan:
@@ -67,7 +68,7 @@ class Outcome(Value, kw_only=True):
     done: Plan
     drift: int = 0  # changes that others had made since it was last as desired
     live: tuple[Live, ...] = ()
-    generation: int | None = None  # of the rules when they were found as desired
+    generation: "Generation | None" = None  # of the rules when they were found as desired
     surroundings: Surroundings
 
 
@@ -89,12 +90,14 @@ def keep(  # noqa: PLR0913 - what is wanted, and what was
         desired = desire(machines, surroundings)
         desired = replace(desired, unclaimed_stay=unclaimed_stay)
         found = _observe(namespace, desired)
+        if isinstance(found.live, Lives):
+            desired = replace(desired, rules=found.live.like(desired.rules))
+        done, left = _converge(netns, desired, namespace, found)
         drift = 0
         if before is not None:
             drift = _drift(netns, before, found, settings=links == surroundings)
         if before is None or drift:
             namespace.sweep(desired.rules)
-        done, left = _converge(netns, desired, namespace, found)
         return Outcome(
             desired=desired,
             done=done,

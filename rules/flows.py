@@ -1,7 +1,8 @@
 """Which open flows a change has to forget: those of ports that were taken away or point elsewhere
 now, and those that would keep a newly forwarded UDP port from being forwarded. No others."""
 
-from collections.abc import Iterable, Set
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Set
 
 from rules.model import Address, Chain, Family, Live, Protocol, Rule
 from rules.plan import Plan
@@ -53,11 +54,14 @@ def forgotten(plan: Plan) -> tuple[Forgotten, ...]:
     gone_rules = [*plan.remove, *plan.leftovers, *(live for live, _ in plan.change)]
     before = _ways(old.rule for old in gone_rules if isinstance(old, Live))
     new = _ways([*plan.add, *(rule for _, rule in plan.change)])
-    stays = _ways(live.rule for live in plan.unchanged)
+    taken = {
+        way: gone for way, ports in before.items() if (gone := subtract(ports, new.get(way, [])))
+    }
+    stays = _ways(_meeting((live.rule for live in plan.unchanged), taken.values()))
     found = [
         Forgotten(family=way[0], protocol=way[1], ports=gone, answerer=way[2])
-        for way, ports in before.items()
-        if (gone := subtract(ports, [*new.get(way, []), *stays.get(way, [])]))
+        for way, ports in taken.items()
+        if (gone := subtract(ports, stays.get(way, [])))
     ]
     found += [
         Forgotten(family=family, protocol=Protocol.UDP, ports=fresh, answerer=None)
@@ -65,6 +69,17 @@ def forgotten(plan: Plan) -> tuple[Forgotten, ...]:
         if protocol is Protocol.UDP and (fresh := subtract(ports, _of(before, family, protocol)))
     ]
     return tuple(found)
+
+
+def _meeting(rules: Iterable[Rule], taken: Iterable[Iterable[PortRange]]) -> Iterator[Rule]:
+    """The rules that may go on serving some of the ports that were taken away."""
+    gone = coalesce(one for ports in taken for one in ports)
+    firsts = [one.first for one in gone]
+    for rule in rules if gone else ():
+        ports = rule.ports or ALL_PORTS
+        before = bisect_right(firsts, ports.last)  # the last of these reaches furthest
+        if before and gone[before - 1].last >= ports.first:
+            yield rule
 
 
 def unmade(rules: Iterable[Rule]) -> tuple[Forgotten, ...]:

@@ -142,12 +142,58 @@ class Rule(Value, kw_only=True):
     to: Address | None = None
     to_port: int | None = None
 
+    # Thousands of rules are compared at each look: as plain numbers and texts, once made, they are
+    # compared five times as fast as the values of the fields.
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(other) is Rule and self.key == other.key)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        try:
+            return self._key
+        except AttributeError:
+            object.__setattr__(self, "_key", self._made_key())
+            return self._key
+
+    def _made_key(self) -> tuple[object, ...]:
+        ports = self.ports
+        return (
+            self.owner,
+            ports.first if ports else None,
+            ports.last if ports else None,
+            self.chain.value,
+            self.family.value,
+            self.protocol.value if self.protocol else None,
+            self.interface,
+            None if self.source is None else int(self.source),
+            None if self.destination is None else int(self.destination),
+            None if self.to is None else int(self.to),
+            self.to_port,
+        )
+
     @property
     def to_ports(self) -> PortRange | None:
         """The ports of the guest that a shifted range leads to."""
         if self.ports is None or self.to_port is None:
             return None
         return PortRange(self.to_port, self.to_port + len(self.ports) - 1)
+
+
+class Lookup(Value):
+    """Packets whose port one lookup can decide on; the ranges for them differ in ports and target.
+
+    Where there are many, nftables holds them as elements of one map, else as a rule each.
+    """
+
+    chain: Chain
+    family: Family
+    protocol: Protocol
+    interface: str | None = None
+    destination: Address | None = None
 
 
 class Sysctl(Value, order=True):
@@ -161,7 +207,7 @@ class Live(Value):
     """A rule as the kernel holds it."""
 
     rule: Rule
-    handle: int
+    handle: int  # 0: an element of a map, which has none
     packets: int = 0
     octets: int = 0
 
@@ -186,6 +232,8 @@ class Observed(Value, kw_only=True):
     standing: frozenset[tuple[Family, Chain]] = frozenset()  # of iptables: our chains
     jumped: frozenset[tuple[Family, Chain]] = frozenset()  # of iptables: those that are jumped to
     sysctls: Mapping[str, str] = MappingProxyType({})
+    # Of nftables: the lookups that are there, with the handles of their rules; None: it has none.
+    mapped: Mapping[Lookup, int] | None = None
 
 
 class Pending(Value):

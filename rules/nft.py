@@ -3,14 +3,17 @@ back."""
 
 from collections.abc import Iterator
 
-from rules.model import Chain, Family, Foreign, Protocol, Rule
+from rules.model import Chain, Family, Foreign, Live, Lookup, Protocol, Rule
 from rules.plan import Plan, Table
 from rules.ports import PortRange
+from rules.shapes import lookup_of, name
 
 NAME = "portranger"
 TABLE = {"family": "inet", "name": NAME}
+OURS = {"family": "inet", "table": NAME}
 PRIORITY = {Chain.PREROUTING: -101, Chain.OUTPUT: -101, Chain.POSTROUTING: 99}
 NFPROTO = {Family.IP: "ipv4", Family.IP6: "ipv6"}
+ADDRESSES = {Family.IP: "ipv4_addr", Family.IP6: "ipv6_addr"}
 
 Json = dict[str, object]
 
@@ -22,7 +25,18 @@ def encode(plan: Plan) -> list[Json]:
     commands = list(_table_commands(plan))
     commands += [{"add": {"chain": chain_spec(chain)}} for chain in _new_chains(plan)]
     commands += [{"delete": {"rule": place}} for place in _deleted(plan)]
-    commands += [{"add": {"rule": _rule(rule)}} for rule in _written(plan)]
+    commands += [{"delete": {"map": {**OURS, "name": name(one)}}} for one in _dissolved(plan)]
+    for lookup, gone in _erased(plan).items():
+        keys = [ports_json(live.rule.ports) for live in gone]
+        commands.append({"delete": {"element": {**OURS, "name": name(lookup), "elem": keys}}})
+    written, elements = _shaped(plan)
+    commands += [{"add": {"map": map_spec(lookup)}} for lookup in plan.gathering]
+    for lookup, rules in elements.items():
+        targets = {rule.to: str(rule.to) for rule in rules}
+        pairs = [element(rule, targets[rule.to]) for rule in rules]
+        commands.append({"add": {"element": {**OURS, "name": name(lookup), "elem": pairs}}})
+    commands += [{"add": {"rule": _rule(rule)}} for rule in written]
+    commands += [{"add": {"rule": lookup_rule(lookup)}} for lookup in plan.gathering]
     return commands
 
 
@@ -44,7 +58,20 @@ def script(plan: Plan) -> str:
         f"delete rule inet {NAME} {place['chain']} handle {place['handle']}"
         for place in _deleted(plan)
     ]
-    lines += [f"add rule inet {NAME} {r.chain.value} {statement(r)}" for r in _written(plan)]
+    lines += [f"delete map inet {NAME} {name(lookup)}" for lookup in _dissolved(plan)]
+    for lookup, gone in _erased(plan).items():
+        keys = ", ".join(str(live.rule.ports) for live in gone)
+        lines.append(f"delete element inet {NAME} {name(lookup)} {{ {keys} }}")
+    written, elements = _shaped(plan)
+    lines += [f"add map inet {NAME} {map_words(lookup)}" for lookup in plan.gathering]
+    for lookup, rules in elements.items():
+        pairs = ", ".join(f'{r.ports} comment "{r.owner}" : {r.to}' for r in rules)
+        lines.append(f"add element inet {NAME} {name(lookup)} {{ {pairs} }}")
+    lines += [f"add rule inet {NAME} {r.chain.value} {statement(r)}" for r in written]
+    lines += [
+        f"add rule inet {NAME} {lookup.chain.value} {lookup_statement(lookup)}"
+        for lookup in plan.gathering
+    ]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -65,6 +92,23 @@ def statement(rule: Rule) -> str:
     words.append("masquerade" if rule.to is None else _translation(rule))
     words.append(f'comment "{rule.owner}"')
     return " ".join(words)
+
+
+def lookup_statement(lookup: Lookup) -> str:
+    """The rule of a map in the words of nft."""
+    words = [f'iifname "{lookup.interface}"'] if lookup.interface is not None else []
+    if lookup.destination is None:
+        words.append(f"meta nfproto {NFPROTO[lookup.family]}")
+    else:
+        words.append(f"{lookup.family.value} daddr {lookup.destination}")
+    target = f"{lookup.protocol.value} dport map @{name(lookup)}"
+    return " ".join([*words, "counter", f"dnat {lookup.family.value} to {target}"])
+
+
+def map_words(lookup: Lookup) -> str:
+    """A map as nft defines it; every element counts for itself."""
+    kind = f"inet_service : {ADDRESSES[lookup.family]}"
+    return f"{name(lookup)} {{ type {kind}; flags interval; counter; }}"
 
 
 def _translation(rule: Rule) -> str:
@@ -99,23 +143,64 @@ def _new_chains(plan: Plan) -> tuple[Chain, ...]:
 
 
 def _deleted(plan: Plan) -> Iterator[Json]:
+    """What goes as a rule: what is not wanted, what becomes an element, and the rules of maps."""
     if plan.table is Table.REMAKE:
         return
+    gathering = frozenset(plan.gathering)
+    olds = [*plan.remove, *(live for live, _ in plan.change)]
+    if gathering:
+        olds += [live for live in plan.unchanged if lookup_of(live.rule) in gathering]
+    for old in olds:
+        if old.handle:
+            chain = old.chain if isinstance(old, Foreign) else old.rule.chain.value
+            yield {**OURS, "chain": chain, "handle": old.handle}
+    for lookup in plan.spreading:
+        yield {**OURS, "chain": lookup.chain.value, "handle": plan.mapped[lookup]}
+
+
+def _dissolved(plan: Plan) -> list[Lookup]:
+    return [] if plan.table is Table.REMAKE else plan.spreading
+
+
+def _erased(plan: Plan) -> dict[Lookup, list[Live]]:
+    """What goes as an element, but for those that go with their map."""
+    found: dict[Lookup, list[Live]] = {}
+    if plan.table is Table.REMAKE:
+        return found
+    spreading = frozenset(plan.spreading)
     for old in (*plan.remove, *(live for live, _ in plan.change)):
-        chain = old.chain if isinstance(old, Foreign) else old.rule.chain.value
-        yield {"family": "inet", "table": NAME, "chain": chain, "handle": old.handle}
+        lookup = lookup_of(old.rule) if isinstance(old, Live) and not old.handle else None
+        if isinstance(old, Live) and lookup is not None and lookup not in spreading:
+            found.setdefault(lookup, []).append(old)
+    return found
+
+
+def _shaped(plan: Plan) -> tuple[list[Rule], dict[Lookup, list[Rule]]]:
+    """What is written, as rules and as elements."""
+    rules: list[Rule] = []
+    elements: dict[Lookup, list[Rule]] = {}
+    for rule in _written(plan):
+        lookup = lookup_of(rule) if plan.maps else None
+        if lookup is not None and lookup in plan.maps:
+            elements.setdefault(lookup, []).append(rule)
+        else:
+            rules.append(rule)
+    return rules, elements
 
 
 def _written(plan: Plan) -> list[Rule]:
+    """What is new, and what stays but in another shape."""
     again = plan.unchanged if plan.table is Table.REMAKE else ()
+    reshaped = {*plan.gathering, *plan.spreading}
+    if reshaped and plan.table is not Table.REMAKE:
+        again = tuple(live for live in plan.unchanged if lookup_of(live.rule) in reshaped)
     return [*(live.rule for live in again), *(rule for _, rule in plan.change), *plan.add]
 
 
 def chain_spec(chain: Chain) -> Json:
     """A chain of ours as it must be."""
     return {
-        "family": "inet",
-        "table": NAME,
+        **OURS,
         "name": chain.value,
         "type": "nat",
         "hook": chain.value,
@@ -124,10 +209,62 @@ def chain_spec(chain: Chain) -> Json:
     }
 
 
+def map_spec(lookup: Lookup) -> Json:
+    """A map of ours as it must be."""
+    return {
+        **OURS,
+        "name": name(lookup),
+        "type": "inet_service",
+        "map": ADDRESSES[lookup.family],
+        "flags": ["interval"],
+        "stmt": [{"counter": None}],
+    }
+
+
+def element(rule: Rule, target: str) -> list[object]:
+    """A range in its map, with where it leads."""
+    return [{"elem": {"val": ports_json(rule.ports), "comment": rule.owner}}, target]
+
+
+def ports_json(ports: PortRange | None) -> object:
+    """A port, or several."""
+    if ports is None:
+        raise ValueError("all ports are no range of a map")
+    return ports.first if len(ports) == 1 else {"range": [ports.first, ports.last]}
+
+
+def lookup_rule(lookup: Lookup) -> Json:
+    """The rule that looks into a map."""
+    return {
+        **OURS,
+        "chain": lookup.chain.value,
+        "expr": [*_lookup_matches(lookup), {"counter": None}, lookup_verdict(lookup)],
+    }
+
+
+def _lookup_matches(lookup: Lookup) -> Iterator[Json]:
+    if lookup.interface is not None:
+        yield _equal({"meta": {"key": "iifname"}}, lookup.interface)
+    if lookup.destination is None:
+        yield _equal({"meta": {"key": "nfproto"}}, NFPROTO[lookup.family])
+    else:
+        yield _equal(field(lookup.family.value, "daddr"), str(lookup.destination))
+
+
+def lookup_verdict(lookup: Lookup) -> Json:
+    """Where its port leads a packet."""
+    key = field(lookup.protocol.value, "dport")
+    return {
+        "dnat": {
+            "family": lookup.family.value,
+            "addr": {"map": {"key": key, "data": f"@{name(lookup)}"}},
+        }
+    }
+
+
 def _rule(rule: Rule) -> Json:
     return {
-        "family": "inet",
-        "table": NAME,
+        **OURS,
         "chain": rule.chain.value,
         "comment": rule.owner,
         "expr": [*_matches(rule), {"counter": None}, verdict(rule)],
@@ -144,9 +281,7 @@ def _matches(rule: Rule) -> Iterator[Json]:
     if rule.destination is not None:
         yield _equal(field(rule.family.value, "daddr"), str(rule.destination))
     if rule.protocol is not None and rule.ports is not None:
-        first, last = rule.ports.first, rule.ports.last
-        right = first if first == last else {"range": [first, last]}
-        yield _equal(field(rule.protocol.value, "dport"), right)
+        yield _equal(field(rule.protocol.value, "dport"), ports_json(rule.ports))
 
 
 def _equal(left: Json, right: object) -> Json:

@@ -7,10 +7,25 @@ them. What does not decode to a rule that we could have written is foreign.
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 
-from rules.model import Address, Chain, Family, Foreign, Live, Observed, Protocol, Rule
-from rules.nft import NFPROTO, Json, chain_spec, field, link_key, verb, verdict
+from rules.model import Address, Chain, Family, Foreign, Live, Lookup, Observed, Protocol, Rule
+from rules.nft import (
+    NFPROTO,
+    Json,
+    chain_spec,
+    field,
+    link_key,
+    lookup_verdict,
+    map_spec,
+    verb,
+    verdict,
+)
 from rules.ports import PortRange
 from rules.problems import shown
+from rules.shapes import Lives, lookup_of, name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def decode(
@@ -18,35 +33,137 @@ def decode(
 ) -> Observed:
     """What a listing of our table holds; `known` remembers rules from one listing to the next."""
     known = {} if known is None else known
+    kinds = _by_kind(listing)
+    maps = {str(value.get("name")): value for value in kinds.pop("map", [])}
+    chains = [(value, _decode_chain(value)) for value in kinds.pop("chain", [])]
+    tables = kinds.pop("table", [])
+    unsound = ["somebody set flags on the table" for value in tables if value.get("flags")]
+    unsound += [
+        f"chain {shown(value.get('name'))} is not as we make it"
+        for value, chain in chains
+        if chain is None
+    ]
     found: list[Live | Foreign] = []
-    chains: set[Chain] = set()
-    unsound: list[str] = []
-    table = False
+    mapped: dict[Lookup, int] = {}
+    for value in kinds.pop("rule", []):
+        lookup = _decode_lookup(value)
+        if lookup is None:
+            found.append(_decode_rule(value, known))
+        elif mapped.setdefault(lookup, _handle(value)) != _handle(value):
+            unsound.append(f"somebody looks twice into map {name(lookup)}")
+    if mapped:
+        found = [_misshapen(one, mapped) for one in found]
+    for lookup in mapped:
+        elements, ours = _decode_map(maps.pop(name(lookup), {}), lookup)
+        found += elements
+        unsound += [] if ours else [f"map {name(lookup)} is not as we make it"]
+    unsound += [
+        f"there is a {kind} {shown(value.get('name'))} in it that is not ours"
+        for kind, values in {**kinds, "map": maps.values()}.items()
+        for value in values
+        if kind != "metainfo"
+    ]
+    return Observed(
+        live=Lives(rule for rule in found if isinstance(rule, Live)),
+        foreign=tuple(rule for rule in found if isinstance(rule, Foreign)),
+        chains=frozenset() if unsound else frozenset(chain for _, chain in chains if chain),
+        table=bool(tables),
+        unsound="; ".join(sorted(set(unsound))),
+        mapped={} if unsound else mapped,
+    )
+
+
+def _by_kind(listing: Iterable[Mapping[str, object]]) -> dict[str, list[Json]]:
+    kinds: dict[str, list[Json]] = {}
     for entry in listing:
         kind, value = next(iter(entry.items()), ("", None))
-        if not isinstance(value, dict):
+        if isinstance(value, dict):
+            kinds.setdefault(kind, []).append(value)
+    return kinds
+
+
+def _decode_lookup(value: Json) -> Lookup | None:
+    """The lookup that a rule makes, if it is one of ours."""
+    try:
+        return _parse_lookup(value)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return None
+
+
+def _parse_lookup(value: "Any") -> Lookup | None:
+    *conditions, counter, last = value["expr"]
+    if "counter" not in counter or "map" not in last["dnat"]["addr"]:
+        return None
+    chain = Chain(value["chain"])
+    fields: dict[str, Any] = {}
+    families: set[Family] = set()
+    for condition in conditions:
+        _parse_match(chain, condition, fields, families)
+    (family,) = families
+    protocol, _ = _payload(last["dnat"]["addr"]["map"]["key"])
+    lookup = Lookup(chain=chain, family=family, protocol=Protocol(protocol), **fields)
+    return lookup if last == lookup_verdict(lookup) and "comment" not in value else None
+
+
+def _handle(value: Json) -> int:
+    handle = value.get("handle")
+    return handle if isinstance(handle, int) else 0
+
+
+def _misshapen(one: Live | Foreign, mapped: Mapping[Lookup, int]) -> Live | Foreign:
+    """A rule beside the map that it would be an element of is not of our making."""
+    if isinstance(one, Foreign) or lookup_of(one.rule) not in mapped:
+        return one
+    return Foreign(one.rule.chain.value, one.handle, f"dport of {one.rule.owner}")
+
+
+def _decode_map(value: Json, lookup: Lookup) -> tuple[list[Live], bool]:
+    """The ranges of a map, and whether it is one of ours with nothing else in it."""
+    spec = map_spec(lookup)
+    flags = value.get("flags")  # from nft 1.1.4 on, a single one is no list
+    listed = {**value, "flags": [flags]} if isinstance(flags, str) else value
+    if any(listed.get(key) != want for key, want in spec.items()):
+        return [], False
+    pairs = listed.get("elem", [])
+    if listed.keys() - spec.keys() - {"handle", "elem"} or not isinstance(pairs, list):
+        return [], False
+    targets: dict[object, Address] = {}
+    found: list[Live] = []
+    for pair in pairs:
+        try:
+            found.append(_decode_element(pair, lookup, targets))
+        except (AttributeError, LookupError, TypeError, ValueError):
             continue
-        if kind == "table":
-            table = True
-            if value.get("flags"):
-                unsound.append("somebody set flags on the table")
-        elif kind == "chain":
-            chain = _decode_chain(value)
-            if chain is None:
-                unsound.append(f"chain {shown(value.get('name'))} is not as we make it")
-            else:
-                chains.add(chain)
-        elif kind == "rule":
-            found.append(_decode_rule(value, known))
-        elif kind != "metainfo":
-            unsound.append(f"there is a {kind} {shown(value.get('name'))} in it that is not ours")
-    return Observed(
-        live=tuple(rule for rule in found if isinstance(rule, Live)),
-        foreign=tuple(rule for rule in found if isinstance(rule, Foreign)),
-        chains=frozenset() if unsound else frozenset(chains),
-        table=table,
-        unsound="; ".join(sorted(set(unsound))),
+    return found, len(found) == len(pairs)
+
+
+def _decode_element(pair: "Any", lookup: Lookup, targets: "dict[object, Address]") -> Live:
+    """Raises for what is not one of ours. Most elements lead to one of a few targets."""
+    key, target = pair
+    inner = key["elem"]
+    counter = inner["counter"]
+    owner = str(inner.get("comment", ""))
+    if inner.keys() - {"val", "counter", "comment"} or not owner.isprintable():
+        raise ValueError(pair)
+    to = targets.get(target)
+    if to is None:
+        to = ip_address(_text(target))
+        if Family.of(to) is not lookup.family:
+            raise ValueError(target)
+        targets[target] = to
+    rule = Rule(  # type: ignore[call-arg]  # in the order of its fields, as thousands are made
+        lookup.chain,
+        lookup.family,
+        owner,
+        lookup.protocol,
+        _ports(inner["val"]),
+        lookup.interface,
+        None,
+        lookup.destination,
+        to,
+        None,
     )
+    return Live(rule, 0, int(counter["packets"]), int(counter["bytes"]))
 
 
 def _decode_chain(value: Json) -> Chain | None:
@@ -58,9 +175,8 @@ def _decode_chain(value: Json) -> Chain | None:
 
 def _decode_rule(value: Json, known: dict[tuple[str, str, str], Rule]) -> Live | Foreign:
     """The rule, or why it cannot be one of ours: then it is foreign."""
-    chain, handle, expr = value.get("chain"), value.get("handle"), value.get("expr")
-    name = str(chain) if str(chain).isprintable() else "?"
-    place = (name, handle if isinstance(handle, int) else 0)
+    chain, expr = value.get("chain"), value.get("expr")
+    place = (str(chain) if str(chain).isprintable() else "?", _handle(value))
     try:
         packets, octets, rest = _counted(expr)
         owner = str(value.get("comment", ""))

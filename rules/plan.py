@@ -1,11 +1,14 @@
 """The difference between what should be and what is: a set difference, as a value."""
 
 import enum
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
-from rules.model import Chain, Desired, Family, Foreign, Live, Observed, Rule
-from rules.ports import ALL_PORTS
+from rules.model import Chain, Desired, Family, Foreign, Live, Lookup, Observed, Rule
+from rules.ports import ALL_PORTS, PortRange, coalesce
+from rules.shapes import Lives, count, gathered, lives, lookup_of, name
 from rules.values import Value
 
 
@@ -41,6 +44,8 @@ class Plan(Value, kw_only=True):
     standing: frozenset[tuple[Family, Chain]] = frozenset()  # as observed, for iptables
     jumped: frozenset[tuple[Family, Chain]] = frozenset()
     sysctls: tuple[SysctlChange, ...] = ()
+    mapped: Mapping[Lookup, int] = MappingProxyType({})  # as observed, for nftables
+    maps: frozenset[Lookup] = frozenset()  # what is to be a map afterwards
 
     @property
     def empty(self) -> bool:
@@ -51,27 +56,31 @@ class Plan(Value, kw_only=True):
     def same_rules(self) -> bool:
         """Whether the rules need nothing done."""
         written = self.chains or self.add or self.change or self.remove or self.leftovers
-        return self.table is Table.KEEP and not written
+        return self.table is Table.KEEP and not written and self.maps == self.mapped.keys()
+
+    @property
+    def gathering(self) -> list[Lookup]:
+        """What becomes a map."""
+        return sorted(self.maps - self.mapped.keys(), key=name)
+
+    @property
+    def spreading(self) -> list[Lookup]:
+        """What is no longer a map."""
+        return sorted(self.mapped.keys() - self.maps, key=name)
 
 
 def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
     """What leads from the observed to the desired; rules that wait for an address stay."""
-    waiting = {pending.owner for pending in desired.pending}
-    missing = set(desired.rules)
-    unchanged: list[Live] = []
-    surplus: list[Live] = []
-    for live in observed.live:
-        if live.rule in missing:
-            missing.discard(live.rule)
-            unchanged.append(live)
-        elif (
-            live.rule in desired.kept
-            or live.rule.owner in waiting
-            or (desired.unclaimed_stay and _is_out_of_the_way(live.rule, desired))
-        ):
-            unchanged.append(live)
-        else:
-            surplus.append(live)
+    live = lives(observed)
+    missing = desired.rules.difference(live.by_rule)
+    surplus = [*_surplus(live, desired, missing), *_copies(live)]
+    unchanged = tuple(live.by_rule.values())
+    if surplus:
+        stay = live.by_rule.copy()
+        for one in surplus:
+            if stay.get(one.rule) is one:
+                del stay[one.rule]
+        unchanged = tuple(stay.values())
     add, change, remove = _pair(surplus, missing)
     wanted_chains = {rule.chain for rule in desired.rules}
     return Plan(
@@ -83,7 +92,7 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
         change=change,
         remove=(*remove, *observed.foreign),
         leftovers=observed.leftovers,
-        unchanged=tuple(unchanged),
+        unchanged=unchanged,
         standing=observed.standing,
         jumped=observed.jumped,
         sysctls=tuple(
@@ -91,7 +100,55 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
             for sysctl in sorted(desired.sysctls)
             if observed.sysctls.get(sysctl.name) != sysctl.value
         ),
+        mapped=observed.mapped or {},
+        maps=_maps(live, surplus, missing, observed),
     )
+
+
+def _surplus(live: Lives, desired: Desired, missing: Iterable[Rule]) -> Iterator[Live]:
+    """What is there and not wanted, and need not wait either."""
+    waiting = {pending.owner for pending in desired.pending}
+    claimed = _by_lookup(missing) if waiting or desired.kept else {}
+    for rule in frozenset(live.by_rule).difference(desired.rules):
+        waits = rule in desired.kept or rule.owner in waiting
+        stays = waits and not _is_claimed(rule, claimed)
+        if not stays and not (desired.unclaimed_stay and _is_out_of_the_way(rule, desired)):
+            yield live.by_rule[rule]
+
+
+def _by_lookup(rules: Iterable[Rule]) -> dict[Lookup | None, list[PortRange]]:
+    """The ports of each lookup, in order."""
+    found: dict[Lookup | None, list[PortRange]] = {}
+    for rule in rules:
+        if rule.ports is not None:
+            found.setdefault(lookup_of(rule), []).append(rule.ports)
+    return {lookup: list(coalesce(ports)) for lookup, ports in found.items() if lookup}
+
+
+def _is_claimed(rule: Rule, claimed: Mapping[Lookup | None, Sequence[PortRange]]) -> bool:
+    """Whether somebody wants ports of a rule that waits, where it is: one map cannot hold both."""
+    ports = rule.ports or ALL_PORTS
+    others = claimed.get(lookup_of(rule), ())
+    before = bisect_right(others, ports.last, key=lambda one: one.first)
+    return before > 0 and others[before - 1].last >= ports.first
+
+
+def _copies(live: Lives) -> list[Live]:
+    """What is there for a second time."""
+    if len(live) == len(live.by_rule):
+        return []
+    return [one for one in live if live.by_rule[one.rule] is not one]
+
+
+def _maps(
+    live: Lives, surplus: Iterable[Live], missing: Iterable[Rule], observed: Observed
+) -> frozenset[Lookup]:
+    """Which ranges are to be held as maps, where the backend has any."""
+    if observed.mapped is None:
+        return frozenset()
+    counts = live.counts + count(missing)
+    counts.subtract(count(one.rule for one in surplus))
+    return gathered(counts, observed.mapped)
 
 
 def _is_out_of_the_way(rule: Rule, desired: Desired) -> bool:
@@ -117,9 +174,9 @@ def order(rule: Rule) -> tuple[object, ...]:
         rule.protocol.value if rule.protocol else "",
         ports.first,
         ports.last,
-        str(rule.source),
-        str(rule.destination),
-        str(rule.to),
+        -1 if rule.source is None else int(rule.source),
+        -1 if rule.destination is None else int(rule.destination),
+        -1 if rule.to is None else int(rule.to),
         rule.to_port or 0,
         rule.owner,
     )
@@ -137,9 +194,11 @@ def _table(needed: bool, observed: Observed) -> Table:
 
 
 def _pair(
-    surplus: Iterable[Live], missing: Iterable[Rule]
+    surplus: Sequence[Live], missing: Iterable[Rule]
 ) -> tuple[tuple[Rule, ...], tuple[tuple[Live, Rule], ...], tuple[Live, ...]]:
     """Adds, changes and removes: a change is a rule that goes on serving some of its ports."""
+    if not surplus:
+        return tuple(sorted(missing, key=order)), (), ()
     new: dict[tuple[object, ...], deque[Rule]] = {}
     for rule in sorted(missing, key=_by_port):
         new.setdefault(_place(rule), deque()).append(rule)

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from math import isfinite
 
-from rules.model import Chain, Foreign, Live, Rule
+from rules.model import Chain, Foreign, Live, Lookup, Rule
 from rules.plan import Plan, Table, order
 from rules.problems import ABSENT, Problem, shown
+from rules.shapes import count
 
 FORMAT_VERSION = "1.0"
 
@@ -38,6 +39,7 @@ def plan_text(plan: Plan) -> list[str]:
         lines.append("- an empty table")
     lines += _aligned([_line(*entry) for entry in _entries(plan)])
     lines += [f"~ chain {chain.value} is put back" for chain in _put_back(plan)]
+    lines += [f"~ {words}" for words in _reshaped(plan).values()]
     lines += _aligned(
         [[*_line(old, None), "(left over in the other backend)"] for old in plan.leftovers]
     )
@@ -238,6 +240,9 @@ def _changes(plan: Plan) -> list[Json]:
     for chain in _put_back(plan):
         named: Json = {"kind": "chain", "before": {}, "after": {"chain": chain.value}}
         changes.append({"action": "change", "netns": plan.netns, **named})
+    for lookup, words in _reshaped(plan).items():
+        shape: Json = {"kind": "shape", "before": {}, "after": {"map": lookup in plan.maps}}
+        changes.append({"action": "change", "netns": plan.netns, **shape, "what": words})
     for old in plan.leftovers:
         left: Json = {"kind": "leftover", "before": _before(old), "after": None}
         changes.append({"action": "remove", "netns": plan.netns, **left})
@@ -248,6 +253,38 @@ def _put_back(plan: Plan) -> list[Chain]:
     """Chains that went, or are no longer jumped to, and whose rules did not go with them."""
     written = {rule.chain for rule in plan.add}
     return [chain for chain in plan.chains if plan.table is Table.KEEP and chain not in written]
+
+
+def _reshaped(plan: Plan) -> dict[Lookup, str]:
+    """The lookups of which some ranges stay, but are held in another way, and those that go without
+    a word about any range: a stranger emptied their maps."""
+    if plan.table is not Table.KEEP:
+        return {}
+    staying = count(live.rule for live in plan.unchanged)
+    told = count(one for old, new in _entries(plan) for one in _told(old, new))
+    words: dict[Lookup, str] = {}
+    for lookups, what in (
+        (plan.gathering, "elements of one map"),
+        (plan.spreading, "rules again"),
+    ):
+        for lookup in lookups:
+            if staying[lookup]:
+                words[lookup] = f"{staying[lookup]} ranges that stay become {what}"
+            elif not told[lookup]:
+                words[lookup] = "an empty map goes"
+    return {lookup: f"{_packets(lookup)}: {said}" for lookup, said in words.items()}
+
+
+def _told(old: Old, new: Rule | None) -> list[Rule]:
+    """The rules that an entry is about."""
+    return [*([old.rule] if isinstance(old, Live) else ()), *([new] if new else ())]
+
+
+def _packets(lookup: Lookup) -> str:
+    words = [lookup.family.value, lookup.chain.value, lookup.protocol.value]
+    words += [f"to {lookup.destination}"] if lookup.destination else []
+    words += [f"on {lookup.interface}"] if lookup.interface else []
+    return " ".join(words)
 
 
 def _deletes_only_the_table(plan: Plan) -> bool:

@@ -31,7 +31,7 @@ class _Maker(type):
         fields = tuple(_annotations(body)) if bases else ()
         body["_defaults"] = {field: body.pop(field) for field in fields if field in body}
         body["__match_args__"] = fields
-        body["__slots__"] = fields if bases else ("_hash",)
+        body["__slots__"] = fields if bases else ("_hash", "_key")
         made = super().__new__(mcs, name, bases, body)
         made._setters = tuple(getattr(made, field).__set__ for field in fields)
         made._content = attrgetter(*fields) if fields else lambda _: ()
@@ -59,7 +59,8 @@ class Value(metaclass=_Maker):
     __match_args__: "ClassVar[tuple[str, ...]]"
     _defaults: "ClassVar[dict[str, Any]]"
     if TYPE_CHECKING:
-        _hash: ClassVar[int]  # in truth a slot, but no field
+        _hash: ClassVar[int]  # in truth slots, but no fields
+        _key: ClassVar[tuple[Any, ...]]
 
     def __init__(self, *given: "Any", **named: "Any") -> None:
         cls = type(self)

@@ -9,6 +9,7 @@ from typing import Protocol
 from agent.errors import BackendMissing
 from agent.kernel import sysctl
 from agent.kernel.iptables import Iptables, Workers
+from agent.kernel.kinds import Generation, Known
 from agent.kernel.nftables import Nftables
 from rules.model import Observed
 from rules.plan import Plan
@@ -35,11 +36,16 @@ class Backends:
         self.tables, self.other = tables, other
 
     @property
-    def generation(self) -> int | None:
+    def known(self) -> Known | None:
+        """What nftables held at the last look."""
+        modern = self.tables if isinstance(self.tables, Nftables) else self.other
+        return modern.known if isinstance(modern, Nftables) else None
+
+    @property
+    def generation(self) -> Generation | None:
         """Of the ruleset at the last look, where that tells all: the legacy tables have none."""
-        if self.other is None and isinstance(self.tables, Nftables):
-            return self.tables.generation
-        return None
+        known = self.known if self.other is None else None
+        return known[0] if known else None
 
     def close(self) -> None:
         self.tables.close()
@@ -47,13 +53,14 @@ class Backends:
             self.other.close()
 
 
-def chosen(asked: str, descriptor: int, workers: Workers) -> Backends:
+def chosen(asked: str, descriptor: int, workers: Workers, known: Known | None = None) -> Backends:
     """The backend of the namespace this thread is in."""
     if asked == IPTABLES:
-        return Backends(IPTABLES, "asked for", Iptables(descriptor, workers), _nftables_if_usable())
+        other = _nftables_if_usable(known)
+        return Backends(IPTABLES, "asked for", Iptables(descriptor, workers), other)
     legacy = Iptables(descriptor, workers) if legacy_is_live() else None
     try:
-        modern = Nftables()
+        modern = Nftables(known)
         ours = modern.observe().table
     except BackendMissing as missing:
         if asked == NFTABLES or legacy is None:
@@ -96,8 +103,8 @@ def _usable(legacy: Iptables | None) -> Iptables | None:
     return legacy
 
 
-def _nftables_if_usable() -> Nftables | None:
+def _nftables_if_usable(known: Known | None) -> Nftables | None:
     try:
-        return Nftables()
+        return Nftables(known)
     except BackendMissing:
         return None

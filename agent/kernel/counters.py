@@ -6,6 +6,7 @@ the loop's own context; the numbers alone are one question to the kernel.
 import os
 import socket
 import struct
+from collections.abc import Iterable, Iterator
 
 from agent.errors import Failure, NoNamespace, NotPermitted
 from agent.kernel.netlink import NLM_F_DUMP, Attributes, ask, attribute, attributes
@@ -14,7 +15,9 @@ from rules.nft import NAME
 
 NETLINK_NETFILTER = 12
 NFPROTO_INET = 1
-NFT_MSG_GETRULE = (10 << 8) | 7  # of the subsystem nftables
+NFT_MSG_GETRULE, NFT_MSG_GETSETELEM = (10 << 8) | 7, (10 << 8) | 13  # of the subsystem nftables
+NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_ELEMENTS = 1, 2, 3
+NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_EXPR, NFTA_DATA_VALUE = 1, 7, 1
 NFTA_RULE_TABLE, NFTA_RULE_HANDLE, NFTA_RULE_EXPRESSIONS = 1, 3, 4
 NFTA_EXPR_NAME, NFTA_EXPR_DATA = 1, 2
 NFTA_COUNTER_BYTES, NFTA_COUNTER_PACKETS = 1, 2
@@ -23,30 +26,35 @@ LENGTH = struct.Struct("=H")
 OUR_RULES = struct.pack("=BBH", NFPROTO_INET, 0, 0) + attribute(
     NFTA_RULE_TABLE, NAME.encode() + b"\0"
 )
+OUR_ELEMENTS = struct.pack("=BBH", NFPROTO_INET, 0, 0) + attribute(
+    NFTA_SET_ELEM_LIST_TABLE, NAME.encode() + b"\0"
+)
 PATIENCE = 2.0  # seconds; the kernel answers in less than a thousandth of it
 
-Counted = dict[int, tuple[int, int]]
+Counted = dict[object, tuple[int, int]]
 
 
-def read(netns: str, identity: object) -> Counted:
-    """The packets and bytes of each rule in our table, by its handle; nothing where the namespace
-    has gone, or where its name is another's now."""
+def read(netns: str, identity: object, maps: Iterable[str] = ()) -> Counted:
+    """The packets and bytes of each rule in our table and of each element of these maps, by what
+    rules.shapes.spot says; nothing where the namespace has gone, or where its name is another's
+    now."""
     try:
         with opened(netns) as descriptor:
             status = os.fstat(descriptor)
             if (status.st_dev, status.st_ino) != identity:
                 return {}
             with inside(descriptor, netns):
-                return _counted(netns)
+                return _counted(netns, maps)
     except NoNamespace:
         return {}
 
 
-def _counted(netns: str) -> Counted:
+def _counted(netns: str, maps: Iterable[str]) -> Counted:
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER) as netlink:
             netlink.settimeout(PATIENCE)
             answers = ask(netlink, NFT_MSG_GETRULE, NLM_F_DUMP, OUR_RULES, "=BBH")
+            elements = dict(pair for name in maps for pair in _elements(netlink, name))
     except PermissionError as error:
         raise NotPermitted(
             f"may not read the counters of namespace {netns}",
@@ -54,26 +62,53 @@ def _counted(netns: str) -> Counted:
         ) from error
     except OSError as error:
         raise Failure(f"cannot read the counters of namespace {netns}: {error}") from error
-    return {
+    rules: Counted = {
         _number(rule[NFTA_RULE_HANDLE]): numbers
         for _, rule in answers
         if (numbers := _numbers(rule)) is not None
     }
+    return rules | elements
+
+
+def _elements(netlink: socket.socket, name: str) -> Iterator[tuple[object, tuple[int, int]]]:
+    """By the map and the first port of each; nothing where the map has gone meanwhile."""
+    body = OUR_ELEMENTS + attribute(NFTA_SET_ELEM_LIST_SET, name.encode() + b"\0")
+    try:
+        answers = ask(netlink, NFT_MSG_GETSETELEM, NLM_F_DUMP, body, "=BBH")
+    except FileNotFoundError:
+        return
+    for _, listed in answers:
+        for raw in _listed(listed.get(NFTA_SET_ELEM_LIST_ELEMENTS, b"")):
+            element = attributes(raw)
+            if (
+                NFTA_SET_ELEM_EXPR in element
+            ):  # the second of the two that make an interval has none
+                key = attributes(memoryview(element[NFTA_SET_ELEM_KEY]))[NFTA_DATA_VALUE]
+                counter = _counter(memoryview(element[NFTA_SET_ELEM_EXPR]))
+                yield (name, _number(key)), counter
+
+
+def _listed(raw: bytes) -> Iterator[memoryview]:
+    """The members of a list, one after the other."""
+    start = 0
+    while start < len(raw):
+        (length,) = LENGTH.unpack_from(raw, start)
+        yield memoryview(raw)[start + 4 : start + length]
+        start += (length + 3) & ~3 or 4  # whatever it says, the end comes nearer
 
 
 def _numbers(rule: Attributes) -> tuple[int, int] | None:
     """Of the first counter in the rule; None where it has none, so is not of our making. Only that
     one of the expressions is taken apart: all of them would be most of the work."""
-    raw = rule.get(NFTA_RULE_EXPRESSIONS, b"")
-    start = 0
-    while start < len(raw):
-        (length,) = LENGTH.unpack_from(raw, start)
-        if raw.startswith(COUNTER, start + 4):  # the kernel writes the name first
-            expression = attributes(memoryview(raw)[start + 4 : start + length])
-            data = attributes(memoryview(expression[NFTA_EXPR_DATA]))
-            return _number(data[NFTA_COUNTER_PACKETS]), _number(data[NFTA_COUNTER_BYTES])
-        start += (length + 3) & ~3 or 4  # whatever it says, the end comes nearer
+    for expression in _listed(rule.get(NFTA_RULE_EXPRESSIONS, b"")):
+        if expression[: len(COUNTER)] == COUNTER:  # the kernel writes the name first
+            return _counter(expression)
     return None
+
+
+def _counter(expression: memoryview) -> tuple[int, int]:
+    data = attributes(memoryview(attributes(expression)[NFTA_EXPR_DATA]))
+    return _number(data[NFTA_COUNTER_PACKETS]), _number(data[NFTA_COUNTER_BYTES])
 
 
 def _number(raw: bytes) -> int:

@@ -9,6 +9,17 @@ from rules.plan import Plan
 from rules.values import Value
 
 
+class Generation(Value):
+    """Of the rules of a namespace: every change of them has another number. The cookie tells the
+    namespace from all others, also from one that has the name or inode of one that died."""
+
+    cookie: int
+    number: int
+
+
+Known = tuple[Generation, Observed]  # and what the rules were
+
+
 class Namespace(Protocol):
     """An opened namespace; which backend holds our rules there, and why."""
 
@@ -24,8 +35,12 @@ class Namespace(Protocol):
         """How events name the namespace."""
 
     @property
-    def generation(self) -> int | None:
+    def generation(self) -> Generation | None:
         """Of the rules at the last look; None where only another look can tell if they changed."""
+
+    @property
+    def known(self) -> Known | None:
+        """What spares whoever opens it again another look, if nothing changes until then."""
 
     def surroundings(self) -> Surroundings: ...
     def observe(self, sysctls: Iterable[str] = ()) -> Observed: ...
@@ -39,7 +54,7 @@ class Glimpse(Value, kw_only=True):
     """What tells at little cost whether a namespace is as it was."""
 
     identity: object
-    generation: int | None  # None: only a look can tell
+    generation: Generation | None  # None: only a look can tell
     surroundings: Surroundings
     sysctls: Mapping[str, str]
 
@@ -51,7 +66,9 @@ class Kernel(Protocol):
     def identity(self, netns: str) -> object:
         """Which namespace has that name now; None: there is none."""
 
-    def opened(self, netns: str) -> AbstractContextManager[Namespace]: ...
+    def opened(
+        self, netns: str, known: Known | None = None
+    ) -> AbstractContextManager[Namespace]: ...
     def glimpse(self, netns: str, sysctls: Iterable[str] = ()) -> Glimpse: ...
     def afterwards(self) -> int:
         """Do what was put off until every commit is made; returns how many flows were forgotten."""

@@ -16,7 +16,7 @@ from agent.kernel.backends import AUTO, IPTABLES, Workers, chosen, legacy_is_liv
 from agent.kernel.conntrack import Conntrack, is_idle
 from agent.kernel.events import Events
 from agent.kernel.iptables import require
-from agent.kernel.kinds import Glimpse
+from agent.kernel.kinds import Generation, Glimpse, Known
 from agent.kernel.nftables import Nftables, generation_of, netlink
 from rules.flows import Forgotten, forgotten, unmade
 from rules.model import Address, Foreign, Observed, Rule, Surroundings
@@ -90,22 +90,27 @@ class LiveNamespace:
         *,
         later: AtOnce | Deferred,
         nsid: int | None = None,
+        known: Known | None = None,
     ) -> None:
         self.nsid = nsid
         self._netns = netns
         self._descriptor = descriptor
         self._later = later
         with self._inside():
-            self._backends = chosen(backend, descriptor, workers)
+            self._backends = chosen(backend, descriptor, workers, known)
         self.backend, self.reason = self._backends.name, self._backends.reason
         self._conntrack: Conntrack | None = None
-        self._due: tuple[Forgotten, ...] = ()  # flows to forget after the next whole commit
+        self._due: list[Plan] = []  # whose flows are to be forgotten after the next whole commit
         status = os.fstat(descriptor)
         self.identity = (status.st_dev, status.st_ino)
 
     @property
-    def generation(self) -> int | None:
+    def generation(self) -> Generation | None:
         return self._backends.generation
+
+    @property
+    def known(self) -> Known | None:
+        return self._backends.known
 
     def surroundings(self) -> Surroundings:
         with self._inside():
@@ -127,20 +132,18 @@ class LiveNamespace:
         with self._inside():
             for change in plan.sysctls:
                 sysctl.write(change.name, change.after)
-        self._due = (*self._due, *forgotten(plan))  # a stale commit may have done a part of it
+        self._due.append(plan)  # a stale commit may have done a part of it
         self._backends.tables.commit(plan)
         if plan.leftovers and self._backends.other:
             gone = Plan(netns=plan.netns, table=Table.DELETE, remove=plan.leftovers)
             self._backends.other.commit(gone)
-        due, self._due = self._due, ()
-        self._forget(due)
+        plans, self._due = self._due, []
+        self._forget(lambda: [one for plan in plans for one in forgotten(plan)])
 
     def sweep(self, rules: Iterable[Rule]) -> None:
-        self._forget(unmade(rules))
+        self._forget(lambda: unmade(rules))
 
-    def _forget(self, due: tuple[Forgotten, ...]) -> None:
-        if not due:
-            return
+    def _forget(self, due: Callable[[], Sequence[Forgotten]]) -> None:
         with self._inside():
             if is_idle():
                 return
@@ -181,9 +184,12 @@ class LiveNamespace:
             raise Failure(f"cannot work in namespace {self._netns}: {error}") from error
 
 
-def _forget(conntrack: Conntrack, due: Sequence[Forgotten], own: Set[Address], netns: str) -> int:
+def _forget(
+    conntrack: Conntrack, due: Callable[[], Sequence[Forgotten]], own: Set[Address], netns: str
+) -> int:
+    found = due()
     try:
-        return conntrack.forget(due, own)
+        return conntrack.forget(found, own) if found else 0
     except OSError as error:
         raise Failure(f"cannot forget flows in namespace {netns}: {error.strerror}") from error
 
@@ -213,7 +219,7 @@ class LiveKernel:
         return namespaces.identity(netns)
 
     @contextmanager
-    def opened(self, netns: str) -> Iterator[LiveNamespace]:
+    def opened(self, netns: str, known: Known | None = None) -> Iterator[LiveNamespace]:
         with namespaces.opened(netns) as descriptor:
             nsid = self._nsid(descriptor, netns)
             namespace = LiveNamespace(
@@ -223,6 +229,7 @@ class LiveKernel:
                 self._workers,
                 later=self._later,
                 nsid=nsid,
+                known=known,
             )
             try:
                 yield namespace
@@ -245,7 +252,7 @@ class LiveKernel:
                 sysctls=sysctl.read(sysctls),
             )
 
-    def _generation(self) -> int | None:
+    def _generation(self) -> Generation | None:
         """Of the namespace this thread is in."""
         try:
             asking = netlink()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from agent.errors import NoNamespace, Stale
-from agent.kernel.kinds import Glimpse
+from agent.kernel.kinds import Generation, Glimpse, Known
 from rules.model import Foreign, Live, Observed, Rule, Surroundings
 from rules.plan import Plan, Table
 from rules.values import replace
@@ -35,7 +35,11 @@ class MemoryNamespace:
         return id(self)
 
     @property
-    def generation(self) -> int | None:
+    def generation(self) -> Generation | None:
+        return None
+
+    @property
+    def known(self) -> Known | None:
         return None
 
     def surroundings(self) -> Surroundings:
@@ -117,7 +121,11 @@ class MemoryKernel:
         return id(self.spaces[netns]) if netns in self.spaces else None
 
     @contextmanager
-    def opened(self, netns: str) -> Iterator[MemoryNamespace]:
+    def opened(
+        self,
+        netns: str,
+        known: Known | None = None,  # noqa: ARG002 - a look costs nothing
+    ) -> Iterator[MemoryNamespace]:
         if netns not in self.spaces:
             raise NoNamespace(f"there is no network namespace {netns}")
         yield self.spaces[netns]

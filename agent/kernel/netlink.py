@@ -1,8 +1,10 @@
 """Questions to the kernel over a netlink socket, and their answers taken apart."""
 
+import errno
 import os
 import socket
 import struct
+from collections.abc import Iterator
 
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 NLM_F_REQUEST, NLM_F_MULTI, NLM_F_ACK = 0x1, 0x2, 0x4
@@ -10,6 +12,8 @@ NLM_F_DUMP_INTR, NLM_F_DUMP = 0x10, 0x300
 NLA_F_NESTED = 0x8000
 HEADER = struct.Struct("=IHHII")
 ATTRIBUTE = struct.Struct("=HH")
+SO_SNDBUFFORCE = 32
+ROOM = 1 << 16  # bytes that a socket sends at once without being told to
 RETRIES = 10  # of a dump during which something changed
 
 Attributes = dict[int, bytes]
@@ -26,6 +30,47 @@ def ask(netlink: socket.socket, kind: int, flags: int, body: bytes, layout: str)
         if whole:
             break
     return answers
+
+
+def transact(netlink: socket.socket, batch: bytes) -> None:
+    """Send a batch whose last message is to be acknowledged; all of it is done, or nothing.
+
+    The kernel has said everything when the sending is done. Where it refuses, it answers several
+    messages: none of that may be left for whoever asks next.
+    """
+    if len(batch) > ROOM:
+        _make_room(netlink, 2 * len(batch))
+    netlink.send(batch)
+    codes = list(_answered(netlink))
+    refused = [code for code in codes if code] or ([] if codes else [errno.ENOMSG])
+    if refused:
+        raise OSError(refused[0], os.strerror(refused[0]))
+
+
+def _make_room(netlink: socket.socket, size: int) -> None:
+    try:
+        netlink.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, size)
+    except PermissionError:
+        netlink.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+
+
+def _answered(netlink: socket.socket) -> Iterator[int]:
+    """The error of each message that was answered, 0 for none."""
+    while True:
+        try:
+            data = memoryview(netlink.recv(1 << 18, socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise
+            yield errno.ENOBUFS  # more was refused than there is room to tell
+            continue
+        while data:
+            length, kind, _, _, _ = HEADER.unpack_from(data)
+            if kind == NLMSG_ERROR:
+                yield -struct.unpack_from("=i", data[HEADER.size :])[0]
+            data = data[(length + 3) & ~3 :]
 
 
 def number(raw: bytes) -> int:

@@ -8,15 +8,19 @@ import ctypes
 import os
 import socket
 import struct
+import sys
 
 import nftables
 
 from agent.errors import BackendMissing, Failure, NotPermitted, Stale
-from agent.kernel.netlink import ask
+from agent.kernel.kinds import Generation, Known
+from agent.kernel.netlink import ask, transact
 from rules.model import Observed, Rule
 from rules.nft import NAME, encode
+from rules.nft_elements import are_elements, batch, carried_out, is_for
 from rules.nft_listing import decode
 from rules.plan import Plan, Table
+from rules.values import replace
 
 LIBRARY = "libnftables.so.1"
 LIST = {"nftables": [{"list": {"table": {"family": "inet", "name": NAME}}}]}
@@ -26,13 +30,22 @@ NETLINK_NETFILTER = 12
 NFT_MSG_GETTABLE, NFT_MSG_GETGEN = (10 << 8) | 1, (10 << 8) | 16  # of the subsystem nftables
 NFTA_GEN_ID, NFTA_TABLE_FLAGS = 1, 2
 OUR_TABLE = struct.pack("=BBHHH12s", 1, 0, 0, 4 + len(NAME) + 1, 1, NAME.encode())  # inet, name
-STALE = (MISSING, "File exists", "Device or resource busy", "Interrupted system call")
+SO_NETNS_COOKIE = 71  # Linux 5.14
+LAST_GENERATION = 0xFFFFFFFF  # the next one is 1
+STALE = (
+    MISSING,
+    "File exists",
+    "Device or resource busy",
+    "Interrupted system call",
+    "should be restarted",
+)
 
 
 class Nftables:
     """Made by a thread that is in the namespace; it stays there wherever that thread goes."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Known | None = None) -> None:
+        """What is known from an earlier look spares another one, if nothing changed since."""
         try:
             ctypes.CDLL(LIBRARY)
         except OSError as error:
@@ -47,8 +60,8 @@ class Nftables:
             raise
         self._context = nftables.Nftables(LIBRARY)
         self._context.set_handle_output(True)
-        self._seen: tuple[int, Observed] | None = None
-        self._known: dict[tuple[str, str, str], Rule] = {}
+        self.known = known
+        self._rules: dict[tuple[str, str, str], Rule] = {}
 
     def observe(self) -> Observed:
         """What our table holds, as far as its rules go: where no generation of the ruleset has
@@ -59,25 +72,20 @@ class Nftables:
             raise failure(os.strerror(error.errno or 0), Table.KEEP) from error
         except OSError:
             return self._list()  # which says what is wrong, and what to do about it
-        if self._seen is None or self._seen[0] != generation:
-            self._seen = generation, self._list()
-        return self._seen[1]
-
-    @property
-    def generation(self) -> int | None:
-        """The one that the last look was at."""
-        return self._seen[0] if self._seen else None
+        if self.known is None or self.known[0] != generation:
+            self.known = generation, self._list()
+        return self.known[1]
 
     def _list(self) -> Observed:
         if self._flags():
-            return Observed(table=True, unsound="somebody set flags on the table")
+            return Observed(table=True, unsound="somebody set flags on the table", mapped={})
         code, output, error = self._context.json_cmd(LIST)
         if code == 0:
-            if len(self._known) > KNOWN_RULES:
-                self._known.clear()
-            return decode(output["nftables"], self._known)
+            if len(self._rules) > KNOWN_RULES:
+                self._rules.clear()
+            return decode(output["nftables"], self._rules)
         if MISSING in error:
-            return Observed()
+            return Observed(mapped={})
         raise failure(error, Table.KEEP)
 
     def _flags(self) -> int:
@@ -91,6 +99,9 @@ class Nftables:
 
     def commit(self, plan: Plan) -> None:
         """Carry out the plan for the rules, all or nothing."""
+        if self.known and are_elements(plan):
+            self._put_elements(plan, *self.known)
+            return
         commands = encode(plan)
         if commands:
             code, _, error = self._context.json_cmd({"nftables": commands})
@@ -98,6 +109,19 @@ class Nftables:
                 if plan.table is Table.CREATE and self._list().table:
                     raise Stale("somebody else made the table while we looked", "Try again")
                 raise failure(error, plan.table)
+
+    def _put_elements(self, plan: Plan, generation: Generation, observed: Observed) -> None:
+        """The kernel takes it only if nothing changed since our last look, so what there is now is
+        known, unless somebody has been there since: then the next look tells."""
+        if not is_for(plan, observed):
+            raise Stale("the plan is for an earlier look at the table", "Try again")
+        try:
+            transact(self._netlink, batch(plan, generation.number))
+        except OSError as error:
+            self.known = None  # who was wrong once is not asked again
+            raise failure(os.strerror(error.errno or 0), plan.table) from error
+        following = replace(generation, number=generation.number % LAST_GENERATION + 1)
+        self.known = (following, carried_out(plan, observed))
 
     def close(self) -> None:
         """Let go of the namespace."""
@@ -110,10 +134,13 @@ def netlink() -> socket.socket:
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
 
 
-def generation_of(asking: socket.socket) -> int:
+def generation_of(asking: socket.socket) -> Generation:
     """The generation of the ruleset there: every change of it makes another."""
     ((_, attributes),) = ask(asking, NFT_MSG_GETGEN, 0, bytes(4), "=BBH")
-    return int(struct.unpack(">I", attributes[NFTA_GEN_ID])[0])
+    cookie = asking.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
+    return Generation(
+        int.from_bytes(cookie, sys.byteorder), int.from_bytes(attributes[NFTA_GEN_ID], "big")
+    )
 
 
 def failure(error: str, table: Table) -> Failure:

@@ -25,7 +25,7 @@ import yaml
 from agent.errors import NotPermitted
 from agent.keeper import Keeper
 from agent.kernel.events import Events, Lost, Moved
-from agent.kernel.kinds import Namespace
+from agent.kernel.kinds import Generation, Known, Namespace
 from agent.kernel.live import LiveKernel, LiveNamespace
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
 from agent.log import Log
@@ -223,8 +223,12 @@ class Stepped:
         return self._inner.nsid
 
     @property
-    def generation(self) -> int | None:
+    def generation(self) -> Generation | None:
         return self._inner.generation
+
+    @property
+    def known(self) -> Known | None:
+        return self._inner.known
 
     def surroundings(self) -> Surroundings:
         self._step("surroundings")
@@ -253,9 +257,9 @@ class SteppedKernel(LiveKernel):
     step: Step = staticmethod(nothing)
 
     @contextmanager
-    def opened(self, netns: str) -> Iterator[LiveNamespace]:
+    def opened(self, netns: str, known: Known | None = None) -> Iterator[LiveNamespace]:
         self.step(netns, "open")
-        with super().opened(netns) as inner:
+        with super().opened(netns, known) as inner:
             self.step(netns, "opened")
             yield Stepped(inner, self.step, netns)  # type: ignore[misc]  # as good as one
             self.step(netns, "close")
@@ -368,11 +372,11 @@ def test_one_namespace_that_may_not_be_entered_keeps_no_other_from_its_rules(
         forbidden: str | None = blue
 
         @contextmanager
-        def opened(self, netns: str) -> Iterator[LiveNamespace]:
+        def opened(self, netns: str, known: Known | None = None) -> Iterator[LiveNamespace]:
             if netns == self.forbidden:
                 self.tries += 1
                 raise NotPermitted(f"may not enter {netns}", "Run with CAP_SYS_ADMIN")
-            with super().opened(netns) as one:
+            with super().opened(netns, known) as one:
                 yield one
 
     kernel = Forbidding(defer=True)

@@ -95,7 +95,7 @@ class Haunted:
     would keep others of us away."""
 
     backend = reason = identity = ""
-    nsid = generation = None
+    nsid = generation = known = None
 
     def __init__(self, namespace: Namespace, haunt: Callable[[int], None]) -> None:
         self._namespace = namespace

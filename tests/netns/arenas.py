@@ -20,6 +20,8 @@ from agent.kernel.netns import inside, opened
 from rules.model import Chain, Family, Foreign, Live, Observed, Rule
 from rules.model import Protocol as Transport
 from rules.nft import statement
+from rules.shapes import lookup_of
+from rules.shapes import name as map_name
 from rules.trace import Packet, trace
 from rules.values import replace
 from rules.xtables import name as legacy_chain
@@ -158,10 +160,26 @@ class LiveArena:
 
 
 class NftablesArena(LiveArena):
-    """Where nftables holds our rules."""
+    """Where nftables holds our rules, or many of them as elements of maps. An element has no
+    handle; so it is known by a number that we write into its counter, as one written anew is not.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name, NFTABLES)
+
+    def identity(self, live: Live) -> int:
+        return live.handle or live.packets
+
+    def brand(self) -> None:
+        with self.kernel.opened(self.name) as namespace:
+            elements = [live for live in namespace.observe().live if not live.handle]
+        maps: dict[str, list[Live]] = {}
+        for number, live in enumerate(elements, 1000):
+            maps.setdefault(_map(live), []).append(replace(live, packets=number))
+        lines = [f"flush map inet portranger {name}" for name in maps]
+        lines += [_element("add", *branded) for branded in maps.values()]
+        if lines:
+            nft(self.name, "\n".join(lines))
 
     def write(self, rule: Rule) -> None:
         nft(self.name, f"add rule inet portranger {rule.chain.value} {statement(rule)}")
@@ -170,10 +188,19 @@ class NftablesArena(LiveArena):
         nft(self.name, "insert rule inet portranger prerouting tcp dport 99 counter accept")
 
     def rewrite(self, old: Live, new: Rule) -> None:
-        place = f"{old.rule.chain.value} handle {old.handle}"
-        nft(self.name, f"replace rule inet portranger {place} {statement(new)}")
+        if old.handle:
+            place = f"{old.rule.chain.value} handle {old.handle}"
+            nft(self.name, f"replace rule inet portranger {place} {statement(new)}")
+        elif lookup_of(old.rule) == lookup_of(new):
+            nft(self.name, f"{_element('delete', old)}\n{_element('add', Live(new, 0))}")
+        else:
+            self.erase(old)
+            self.write(new)
 
     def erase(self, live: Live) -> None:
+        if not live.handle:
+            nft(self.name, _element("delete", live))
+            return
         place = f"{live.rule.chain.value} handle {live.handle}"
         nft(self.name, f"delete rule inet portranger {place}")
 
@@ -182,6 +209,24 @@ class NftablesArena(LiveArena):
 
     def drop(self) -> None:
         nft(self.name, "delete table inet portranger")
+
+
+def _map(live: Live) -> str:
+    lookup = lookup_of(live.rule)
+    assert lookup is not None
+    return map_name(lookup)
+
+
+def _element(verb: str, *elements: Live) -> str:
+    """A command of nft for elements of one map, with their counters."""
+    what = [
+        f"{one.rule.ports}"
+        if verb == "delete"
+        else f"{one.rule.ports} counter packets {one.packets} bytes 0"
+        f' comment "{one.rule.owner}" : {one.rule.to}'
+        for one in elements
+    ]
+    return f"{verb} element inet portranger {_map(elements[0])} {{ {', '.join(what)} }}"
 
 
 class IptablesArena(LiveArena):

@@ -87,7 +87,7 @@ def test_packets_are_counted_as_nft_counts_them() -> None:
                 assert all(answers.values())
         found = counted(made.pod)
         assert found == told_by_nft(made.pod)
-        ranges = {
+        ranges: dict[object, tuple[Protocol | None, str]] = {
             live.handle: (live.rule.protocol, live.rule.chain.value)
             for live in observed(made.pod).live
         }

@@ -6,6 +6,7 @@ Ports are drawn from a few dozen, so that ranges often meet, touch, and miss eac
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
@@ -21,8 +22,10 @@ from rules.model import (
     Family,
     Foreign,
     Guest,
+    Lookup,
     Machine,
     Observed,
+    Pending,
     Protocol,
     Rule,
     Surroundings,
@@ -31,6 +34,8 @@ from rules.nft import Json
 from rules.nft_listing import decode
 from rules.plan import Plan
 from rules.ports import HIGHEST, LOWEST, PortRange
+from rules.shapes import FEW, MANY, lookup_of
+from rules.shapes import name as map_name
 from rules.values import replace
 from rules.xtables import PREFIX, Step, script, steps
 from rules.xtables import decode as decode_chains
@@ -166,6 +171,50 @@ strangers = rules() | st.builds(
 )
 arbitrary_desireds = st.frozensets(rules(), max_size=12).map(lambda some: Desired(rules=some))
 
+# ---------------------------------------------------------------------------------------- shapes
+
+LOOKUPS = [
+    Lookup(Chain.PREROUTING, Family.IP, Protocol.TCP, "eth0"),
+    Lookup(Chain.PREROUTING, Family.IP6, Protocol.UDP, "eth0"),
+    Lookup(Chain.OUTPUT, Family.IP, Protocol.TCP, None, IPv4Address("127.0.0.1")),
+]
+SLOTS = [*range(10, 450, 10), HIGHEST - 9]  # each as wide as from one to the next
+
+
+@st.composite
+def crowds(draw: st.DrawFn, lookup: Lookup) -> frozenset[Rule]:
+    """Up to 40 ranges of one lookup, often as many as their shape changes at; some touch."""
+    turning = st.sampled_from([0, FEW, FEW + 1, MANY - 1, MANY])
+    number = draw(turning | st.integers(0, 40))
+    random = draw(st.randoms(use_true_random=False))
+    return frozenset(
+        Rule(
+            chain=lookup.chain,
+            family=lookup.family,
+            owner=random.choice(["a", "b"]),
+            protocol=lookup.protocol,
+            ports=PortRange(first, first + random.choice([0, 3, 9])),
+            interface=lookup.interface,
+            destination=lookup.destination,
+            to=random.choice(ADDRESSES[lookup.family][1:3]),
+        )
+        for first in random.sample(SLOTS, number)
+    )
+
+
+@st.composite
+def crowded_desireds(draw: st.DrawFn) -> Desired:
+    """Crowds in one or two places, something else beside them, and owners that may have to wait."""
+    places = draw(st.lists(st.sampled_from(LOOKUPS), min_size=1, max_size=2, unique_by=map_name))
+    crowd = frozenset(rule for lookup in places for rule in draw(crowds(lookup)))
+    others = draw(st.frozensets(rules().filter(lambda one: not lookup_of(one)), max_size=3))
+    waiting = draw(st.sampled_from(["", "", "b"]))
+    return Desired(
+        rules=frozenset(rule for rule in crowd | others if rule.owner != waiting),
+        pending=(Pending(waiting, "no link yet"),) if waiting else (),
+    )
+
+
 # -------------------------------------------------------------------------------------- listings
 
 
@@ -188,32 +237,71 @@ class ListedTable:
                 self._delete(kind, value)
 
     def _add(self, kind: str, value: dict[str, Any]) -> None:
-        here = [entry[kind]["name"] for entry in self.entries if kind in entry and kind != "rule"]
-        if value.get("name") in here:
+        if kind == "element":
+            self._put(value)
+            return
+        if kind != "rule" and value["name"] in [one["name"] for one in self.of(kind)]:
             return  # as nft has it: to add what is there is no mistake
-        assert kind == "table" or any("table" in entry for entry in self.entries)
+        assert kind == "table" or self.of("table")
         if kind == "rule":
-            assert any(e["chain"]["name"] == value["chain"] for e in self.entries if "chain" in e)
-            counted = {"counter": {"packets": self.handle, "bytes": 60 * self.handle}}
+            assert value["chain"] in [one["name"] for one in self.of("chain")]
+            assert looked_into(value) <= {one["name"] for one in self.of("map")}
+            counted = {"counter": self._counted()}
             value["expr"] = [counted if "counter" in item else item for item in value["expr"]]
         self.handle += 1
         self.entries.append({kind: value | {"handle": self.handle}})
+
+    def _put(self, value: dict[str, Any]) -> None:
+        elements = self._elements(value)
+        for key, to in value["elem"]:
+            inner = key["elem"]
+            ports = _ports(inner["val"])
+            assert not any(ports.overlaps(_ports(one[0]["elem"]["val"])) for one in elements)
+            elements.append([{"elem": inner | {"counter": self._counted()}}, to])
+
+    def _elements(self, value: dict[str, Any]) -> list[Any]:
+        (found,) = (one for one in self.of("map") if one["name"] == value["name"])
+        elements: list[Any] = found.setdefault("elem", [])
+        return elements
+
+    def _counted(self) -> dict[str, int]:
+        """A number that only what is counted here has: what is written anew has another."""
+        self.handle += 1
+        return {"packets": self.handle, "bytes": 60 * self.handle}
 
     def _delete(self, kind: str, value: dict[str, Any]) -> None:
         if kind == "table":
             assert self.entries
             self.entries.clear()
-            return
-        (found,) = (
-            entry
-            for entry in self.entries
-            if kind in entry
-            and (entry[kind]["chain"], entry[kind]["handle"]) == (value["chain"], value["handle"])
-        )
-        self.entries.remove(found)
+        elif kind == "element":
+            elements = self._elements(value)
+            for key in value["elem"]:
+                (found,) = (one for one in elements if one[0]["elem"]["val"] == key)
+                elements.remove(found)
+        elif kind == "map":
+            assert not any(value["name"] in looked_into(rule) for rule in self.of("rule"))
+            (gone,) = (one for one in self.of("map") if one["name"] == value["name"])
+            self.entries.remove({"map": gone})
+        else:
+            place = value["chain"], value["handle"]
+            (gone,) = (one for one in self.of(kind) if (one["chain"], one["handle"]) == place)
+            self.entries.remove({kind: gone})
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """Everything of one kind."""
+        return [entry[kind] for entry in self.entries if kind in entry]
 
     def observed(self) -> Observed:
         return decode([{"metainfo": {"json_schema_version": 1}}, *self.entries])
+
+
+def looked_into(rule: dict[str, Any]) -> set[str]:
+    """The names of the maps that a rule looks into."""
+    return set(re.findall(r"'@([^']+)'", str(rule["expr"])))
+
+
+def _ports(value: Any) -> PortRange:
+    return PortRange(value, value) if isinstance(value, int) else PortRange(*value["range"])
 
 
 THEIRS = "a rule of somebody else"

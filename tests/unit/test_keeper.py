@@ -15,7 +15,7 @@ import pytest
 from agent.backoff import FAILURES, REPAIRS
 from agent.errors import Failure, NoNamespace, NotPermitted
 from agent.keeper import LOOKS, TIMED_LOOK, Keeper
-from agent.kernel.kinds import Glimpse
+from agent.kernel.kinds import Generation, Glimpse, Known
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
 from agent.log import Log
 from agent.metrics import Metrics
@@ -37,8 +37,8 @@ class Numbered(MemoryNamespace):
         self.made = 1
 
     @property
-    def generation(self) -> int | None:
-        return self.made
+    def generation(self) -> Generation | None:
+        return Generation(7, self.made)
 
     def commit(self, plan: Plan) -> None:
         super().commit(plan)
@@ -60,11 +60,11 @@ class Watched(MemoryKernel):
         self.refused: dict[str, Exception] = {}
 
     @contextmanager
-    def opened(self, netns: str) -> Iterator[MemoryNamespace]:
+    def opened(self, netns: str, known: Known | None = None) -> Iterator[MemoryNamespace]:
         self.opens.append(netns)
         if netns in self.refused:
             raise self.refused[netns]
-        with super().opened(netns) as one:
+        with super().opened(netns, known) as one:
             yield one
 
     def glimpse(self, netns: str, sysctls: Iterable[str] = ()) -> Glimpse:

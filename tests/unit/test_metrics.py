@@ -17,7 +17,7 @@ from rules.problems import Problem
 from rules.values import replace
 from tests.unit.samples import OWNER, egress, forward, from_inside
 
-Counted = Mapping[int, tuple[int, int]]
+Counted = Mapping[object, tuple[int, int]]
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 HERE = (4, 1)

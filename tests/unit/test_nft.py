@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rules.model import Chain, Desired, Foreign, Live, Observed, Rule
+from rules.model import Chain, Desired, Family, Foreign, Live, Lookup, Observed, Protocol, Rule
 from rules.nft import encode, script, statement
 from rules.nft_listing import decode
-from rules.plan import Plan, diff
+from rules.plan import Plan, Table, diff
 from rules.values import replace
 from tests.unit.samples import OWNER, answerable, egress, forward, from_inside
 
@@ -215,11 +215,11 @@ def test_a_table_that_is_no_longer_wanted_goes_in_one_command() -> None:
 
 
 def test_an_empty_listing_is_no_table() -> None:
-    assert decode([]) == Observed()
+    assert decode([]) == Observed(mapped={})
 
 
 def test_a_sound_table_has_its_chains() -> None:
-    assert observed() == Observed(chains=frozenset(Chain), table=True)
+    assert observed() == Observed(chains=frozenset(Chain), table=True, mapped={})
 
 
 def test_the_order_of_matches_does_not_matter() -> None:
@@ -499,3 +499,319 @@ def test_a_table_that_is_not_as_we_make_it_is_unsound(listing: list[Json], why: 
 )
 def test_an_entry_that_says_nothing_is_passed_over(entry: Json) -> None:
     assert observed(entry) == observed()
+
+
+# ------------------------------------------------------------------------------------------ maps
+
+ENTERING = Lookup(Chain.PREROUTING, Family.IP, Protocol.TCP, "eth0", None)
+NAME = "prerouting-ip-tcp-eth0"
+CROWD = [forward(f"tcp {port}-{port + 7}") for port in range(1000, 1200, 10)]
+PORT: Json = {"payload": {"protocol": "tcp", "field": "dport"}}
+LOOKED_UP: Json = {"dnat": {"family": "ip", "addr": {"map": {"key": PORT, "data": f"@{NAME}"}}}}
+
+
+def bare(*expr: object, **more: object) -> Json:
+    """A rule without a comment."""
+    rule = listed(*expr, **more)
+    del rule["rule"]["comment"]
+    return rule
+
+
+LOOKUP = bare(ON_ETH0, IPV4, COUNTER, LOOKED_UP, handle=30)
+
+
+def pair(ports: object, to: object = "10.0.2.2", **more: object) -> list[object]:
+    """An element as it is listed."""
+    inner = {"val": ports, "comment": OWNER, "counter": {"packets": 3, "bytes": 180}}
+    return [{"elem": inner | more}, to]
+
+
+def listed_map(*pairs: object, **more: object) -> Json:
+    value = {"family": "inet", "name": NAME, "table": "portranger", "type": "inet_service"}
+    value |= {"handle": 29, "map": "ipv4_addr", "flags": ["interval"]}  # type: ignore[dict-item]
+    return {"map": value | {"stmt": [{"counter": None}], "elem": list(pairs)} | more}
+
+
+def mapped(*elements: Rule, rules: tuple[Rule, ...] = ()) -> Observed:
+    live = [Live(rule, number) for number, rule in enumerate(rules, 40)]
+    live += [Live(rule, 0) for rule in elements]
+    return replace(LIVE, live=tuple(live), foreign=(), mapped={ENTERING: 30})
+
+
+def test_many_ranges_become_a_map_before_the_rule_that_looks_into_it() -> None:
+    plan = diff("blue", want(*CROWD), Observed(mapped={}))
+    commands = encode(plan)
+    assert [gist(command) for command in commands] == [
+        "create table portranger",
+        "add chain prerouting",
+        f"add map {NAME}",
+        f"add element {NAME}",
+        "add rule prerouting",
+    ]
+    assert commands[2] == {
+        "add": {
+            "map": {
+                "family": "inet",
+                "table": "portranger",
+                "name": NAME,
+                "type": "inet_service",
+                "map": "ipv4_addr",
+                "flags": ["interval"],
+                "stmt": [{"counter": None}],
+            }
+        }
+    }
+    elements: Any = commands[3]["add"]
+    assert elements["element"]["elem"][0] == [
+        {"elem": {"val": {"range": [1000, 1007]}, "comment": OWNER}},
+        "10.0.2.2",
+    ]
+    assert len(elements["element"]["elem"]) == len(CROWD)
+    assert commands[4] == {
+        "add": {
+            "rule": {
+                "family": "inet",
+                "table": "portranger",
+                "chain": "prerouting",
+                "expr": [ON_ETH0, IPV4, {"counter": None}, LOOKED_UP],
+            }
+        }
+    }
+    pairs = ", ".join(f'{rule.ports} comment "{OWNER}" : 10.0.2.2' for rule in CROWD)
+    assert script(plan).partition("policy accept; }\n")[2] == (
+        f"add map inet portranger {NAME}"
+        " { type inet_service : ipv4_addr; flags interval; counter; }\n"
+        f"add element inet portranger {NAME} {{ {pairs} }}\n"
+        'add rule inet portranger prerouting iifname "eth0" meta nfproto ipv4 counter'
+        f" dnat ip to tcp dport map @{NAME}\n"
+    )
+
+
+def test_a_lookup_from_inside_is_by_its_destination() -> None:
+    inside = [from_inside(f"udp {port}") for port in range(1, 40, 2)]
+    lines = script(diff("blue", want(*inside), Observed(mapped={}))).splitlines()
+    assert lines[-1] == (
+        "add rule inet portranger output ip daddr 127.0.0.1 counter"
+        " dnat ip to udp dport map @output-ip-udp-127.0.0.1"
+    )
+    assert "add element inet portranger output-ip-udp-127.0.0.1 { 1 comment" in lines[-2]
+
+
+def test_rules_that_become_elements_go_in_the_same_transaction() -> None:
+    rules = CROWD[:15]
+    observed = replace(LIVE, foreign=(), mapped={})
+    observed = replace(observed, live=tuple(Live(rule, 100 + i) for i, rule in enumerate(rules)))
+    plan = diff("blue", want(*CROWD[:16]), observed)
+    assert [gist(command) for command in encode(plan)] == [
+        *(f"delete rule {100 + i}" for i in range(15)),
+        f"add map {NAME}",
+        f"add element {NAME}",
+        "add rule prerouting",
+    ]
+    elements: Any = encode(plan)[-2]["add"]
+    assert len(elements["element"]["elem"]) == 16
+
+
+def test_elements_that_become_rules_go_with_their_map() -> None:
+    plan = diff("blue", want(*CROWD[:8]), mapped(*CROWD[:9]))
+    assert [gist(command) for command in encode(plan)] == [
+        "delete rule 30",
+        f"delete map {NAME}",
+        *["add rule prerouting"] * 8,
+    ]
+    assert script(plan).splitlines()[:2] == [
+        "delete rule inet portranger prerouting handle 30",
+        f"delete map inet portranger {NAME}",
+    ]
+
+
+def test_a_change_of_elements_deletes_by_port_before_it_adds() -> None:
+    plan = diff("blue", want(*CROWD[1:], forward("tcp 1000-1008")), mapped(*CROWD))
+    assert encode(plan) == [
+        {
+            "delete": {
+                "element": {
+                    "family": "inet",
+                    "table": "portranger",
+                    "name": NAME,
+                    "elem": [{"range": [1000, 1007]}],
+                }
+            }
+        },
+        {
+            "add": {
+                "element": {
+                    "family": "inet",
+                    "table": "portranger",
+                    "name": NAME,
+                    "elem": [
+                        [
+                            {"elem": {"val": {"range": [1000, 1008]}, "comment": OWNER}},
+                            "10.0.2.2",
+                        ]
+                    ],
+                }
+            }
+        },
+    ]
+    assert script(plan) == (
+        f"delete element inet portranger {NAME} {{ 1000-1007 }}\n"
+        f'add element inet portranger {NAME} {{ 1000-1008 comment "{OWNER}" : 10.0.2.2 }}\n'
+    )
+
+
+def test_a_table_made_anew_gets_its_maps_and_rules_in_one_transaction() -> None:
+    observed = replace(mapped(*CROWD, rules=(egress(),)), unsound="flags", mapped={})
+    plan = diff("blue", want(*CROWD, egress()), replace(observed, chains=frozenset()))
+    assert plan.table is Table.REMAKE
+    assert [gist(command) for command in encode(plan)] == [
+        "delete table portranger",
+        "add table portranger",
+        "add chain prerouting",
+        "add chain postrouting",
+        f"add map {NAME}",
+        f"add element {NAME}",
+        "add rule postrouting",
+        "add rule prerouting",
+    ]
+
+
+def test_elements_come_back_from_the_listing_with_their_counters() -> None:
+    seen = observed(listed_map(pair(22), pair({"range": [1000, 1007]}, "10.0.9.9")), LOOKUP)
+    assert seen.live == (
+        Live(forward("tcp 22"), 0, packets=3, octets=180),
+        Live(forward("tcp 1000-1007", to="10.0.9.9"), 0, packets=3, octets=180),
+    )
+    assert (seen.mapped, seen.foreign, seen.unsound) == ({ENTERING: 30}, (), "")
+
+
+def test_a_single_flag_may_be_listed_by_itself() -> None:
+    """As nft 1.1.4 and later do."""
+    seen = observed(listed_map(pair(22), flags="interval"), LOOKUP)
+    assert seen == observed(listed_map(pair(22)), LOOKUP)
+    assert not seen.unsound
+
+
+def test_an_empty_map_is_one_of_ours() -> None:
+    empty = listed_map()
+    del empty["map"]["elem"]
+    seen = observed(empty, LOOKUP)
+    assert (seen.live, seen.mapped, seen.unsound) == ((), {ENTERING: 30}, "")
+
+
+def test_an_element_without_a_comment_has_no_owner() -> None:
+    bare = pair(22)
+    del bare[0]["elem"]["comment"]  # type: ignore[index]  # it is a dict
+    assert [live.rule.owner for live in observed(listed_map(bare), LOOKUP).live] == [""]
+
+
+def test_a_rule_beside_the_map_it_would_be_in_is_foreign() -> None:
+    plain = listed(ON_ETH0, IPV4, SSH, COUNTER, TO_GUEST)
+    elsewhere = listed(ON_ETH0, IPV4, COUNTER, TO_GUEST, handle=8)  # of all ports
+    seen = observed(listed_map(pair(22)), LOOKUP, plain, elsewhere)
+    assert [live.handle for live in seen.live] == [8, 0]
+    assert seen.foreign == (Foreign("prerouting", 7, f"dport of {OWNER}"),)
+    assert not seen.unsound
+
+
+NOT_OURS = "map prerouting-ip-tcp-eth0 is not as we make it"
+STRANGE = "there is a map 'prerouting-ip-tcp-eth0' in it that is not ours"
+KEPT = pair({"range": [1000, 1007]})
+
+
+@pytest.mark.parametrize(
+    ("entries", "why"),
+    [
+        pytest.param([LOOKUP], NOT_OURS, id="a lookup without its map"),
+        pytest.param([listed_map(KEPT)], STRANGE, id="a map without its lookup"),
+        pytest.param(
+            [listed_map(KEPT), LOOKUP, {"rule": LOOKUP["rule"] | {"handle": 31}}],
+            f"somebody looks twice into map {NAME}",
+            id="a second lookup",
+        ),
+        pytest.param([listed_map(KEPT, map="ipv6_addr"), LOOKUP], NOT_OURS, id="other targets"),
+        pytest.param([listed_map(KEPT, type="ipv4_addr"), LOOKUP], NOT_OURS, id="other keys"),
+        pytest.param([listed_map(KEPT, flags=[]), LOOKUP], NOT_OURS, id="no intervals"),
+        pytest.param(
+            [listed_map(KEPT, flags=["interval", "timeout"]), LOOKUP], NOT_OURS, id="timeouts"
+        ),
+        pytest.param([listed_map(KEPT, stmt=None), LOOKUP], NOT_OURS, id="no counters"),
+        pytest.param([listed_map(KEPT, size=99), LOOKUP], NOT_OURS, id="a size"),
+        pytest.param([listed_map(KEPT, elem="x"), LOOKUP], NOT_OURS, id="elements that are a word"),
+        pytest.param([listed_map(KEPT, pair(0)), LOOKUP], NOT_OURS, id="port zero"),
+        pytest.param([listed_map(KEPT, pair("*")), LOOKUP], NOT_OURS, id="a catch-all"),
+        pytest.param([listed_map(KEPT, pair("ssh")), LOOKUP], NOT_OURS, id="a port by name"),
+        pytest.param(
+            [listed_map(KEPT, pair(22, "fd10::2"), pair(23, "fd10::2")), LOOKUP],
+            NOT_OURS,
+            id="targets of the other family",
+        ),
+        pytest.param([listed_map(KEPT, pair(22, ["a"])), LOOKUP], NOT_OURS, id="many targets"),
+        pytest.param(
+            [listed_map(KEPT, pair(22, timeout=9)), LOOKUP], NOT_OURS, id="an element that expires"
+        ),
+        pytest.param(
+            [listed_map(KEPT, pair(22, comment="\x1b[2J")), LOOKUP], NOT_OURS, id="an odd comment"
+        ),
+        pytest.param([listed_map(KEPT, [22, "10.0.2.2"]), LOOKUP], NOT_OURS, id="no counter"),
+        pytest.param([listed_map(KEPT, 22), LOOKUP], NOT_OURS, id="half an element"),
+    ],
+)
+def test_a_map_that_is_not_as_we_make_it_is_unsound(entries: list[Json], why: str) -> None:
+    seen = observed(*entries)
+    assert (seen.unsound, seen.mapped, seen.foreign) == (why, {}, ())
+    assert diff("blue", want(*CROWD), seen).table is Table.REMAKE
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [pair(0), pair("*"), pair(22, comment="\x1b"), pair(22, "fd10::2"), [22, "10.0.2.2"], None],
+)
+def test_what_is_ours_beside_a_strange_element_is_still_known(strange: object) -> None:
+    """Else a machine that waits would lose its ranges when the table is made anew."""
+    seen = observed(listed_map(KEPT, strange), LOOKUP)
+    assert [str(live.rule.ports) for live in seen.live] == ["1000-1007"]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(listed(ON_ETH0, IPV4, COUNTER, LOOKED_UP), id="with a comment"),
+        pytest.param(bare(ON_ETH0, IPV4, LOOKED_UP), id="without a counter"),
+        pytest.param(bare(ON_ETH0, COUNTER, LOOKED_UP), id="of any family"),
+        pytest.param(bare(ON_ETH0, IPV4, SSH, COUNTER, LOOKED_UP), id="of one port"),
+        pytest.param(bare(FROM_GUEST, COUNTER, LOOKED_UP), id="of one source"),
+        pytest.param(bare(IPV4, COUNTER, LOOKED_UP), id="on any link"),
+        pytest.param(bare(ON_ETH0, IPV4, COUNTER, LOOKED_UP, chain="output"), id="elsewhere"),
+        pytest.param(
+            bare(
+                ON_ETH0,
+                IPV4,
+                COUNTER,
+                {
+                    "dnat": {
+                        "family": "ip",
+                        "addr": {
+                            "map": {
+                                "key": {"payload": {"protocol": "tcp", "field": "sport"}},
+                                "data": f"@{NAME}",
+                            }
+                        },
+                    }
+                },
+            ),
+            id="by the source port",
+        ),
+        pytest.param(
+            bare(ON_ETH0, IPV4, COUNTER, {"dnat": LOOKED_UP["dnat"] | {"flags": "random"}}),
+            id="with flags",
+        ),
+        pytest.param(
+            bare(ON_ETH0, IPV4, COUNTER, LOOKED_UP, {"accept": None}), id="with another verdict"
+        ),
+    ],
+)
+def test_another_rule_that_looks_into_our_map_is_foreign(rule: Json) -> None:
+    seen = observed(listed_map(KEPT), LOOKUP, rule)
+    assert [foreign.handle for foreign in seen.foreign] == [7]
+    assert (seen.mapped, seen.unsound) == ({ENTERING: 30}, "")

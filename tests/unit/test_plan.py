@@ -7,7 +7,19 @@ from collections.abc import Iterable
 
 import pytest
 
-from rules.model import Chain, Desired, Foreign, Live, Observed, Pending, Rule, Sysctl
+from rules.model import (
+    Chain,
+    Desired,
+    Family,
+    Foreign,
+    Live,
+    Lookup,
+    Observed,
+    Pending,
+    Protocol,
+    Rule,
+    Sysctl,
+)
 from rules.plan import Plan, SysctlChange, Table, diff
 from rules.values import replace
 from tests.unit.samples import OWNER, answerable, egress, forward, from_inside
@@ -221,6 +233,114 @@ def test_the_rules_of_a_pending_machine_come_back_in_a_table_made_anew() -> None
 def test_a_pending_machine_keeps_nothing_of_another() -> None:
     plan = diff("blue", WAITING, held(forward(owner="another"), egress()))
     assert (handles(plan.remove), handles(plan.unchanged)) == ([1], [2])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "stays"),
+    [
+        pytest.param("tcp 20-21", True, id="ports below"),
+        pytest.param("tcp 20-22", False, id="the first of its ports"),
+        pytest.param("tcp 25", False, id="a port of its"),
+        pytest.param("tcp 29-30", False, id="the last of its ports"),
+        pytest.param("tcp 30", True, id="ports above"),
+        pytest.param("tcp 1-100", False, id="more than its ports"),
+        pytest.param("udp 25", True, id="ports of another protocol"),
+    ],
+)
+def test_what_waits_gives_way_to_who_wants_its_ports(wanted: str, stays: bool) -> None:
+    waiting = forward("tcp 22-29")
+    others = (forward("tcp 5", owner="b"), forward("tcp 90", owner="b"))
+    for desired in (WAITING, Desired(kept=frozenset({waiting}))):
+        rules = frozenset({*others, forward(wanted, owner="b")})
+        plan = diff("blue", replace(desired, rules=rules), held(waiting))
+        assert (handles(plan.unchanged) == [1]) is stays
+        assert len(plan.add) + len(plan.change) == 3
+
+
+def test_what_waits_does_not_give_way_to_who_wants_the_same_ports_elsewhere() -> None:
+    rules = frozenset({forward(on="eth1", owner="b"), from_inside(owner="b")})
+    plan = diff("blue", replace(WAITING, rules=rules), held(forward()))
+    assert (handles(plan.unchanged), len(plan.add)) == ([1], 2)
+
+
+# --------------------------------------------------------------------------------------- shapes
+
+ENTERING = Lookup(Chain.PREROUTING, Family.IP, Protocol.TCP, "eth0", None)
+CROWD = [forward(f"tcp {port}-{port + 7}") for port in range(1000, 1400, 10)]
+
+
+def gathered(*elements: Rule, rules: tuple[Rule, ...] = ()) -> Observed:
+    """A table with these ranges in a map."""
+    live = (*held(*rules).live, *(Live(rule, 0) for rule in elements))
+    return replace(held(), live=live, mapped={ENTERING: 77})
+
+
+def scattered(*rules: Rule) -> Observed:
+    """A table with these ranges as rules, where they could be in a map."""
+    return replace(held(*rules), mapped={})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "maps", "gathering", "spreading"),
+    [
+        pytest.param(scattered(*CROWD[:14]), 15, False, False, False, id="14 to 15 rules"),
+        pytest.param(scattered(*CROWD[:15]), 16, True, True, False, id="15 rules to 16 elements"),
+        pytest.param(scattered(), 40, True, True, False, id="nothing to 40 elements"),
+        pytest.param(gathered(*CROWD[:16]), 17, True, False, False, id="16 to 17 elements"),
+        pytest.param(gathered(*CROWD[:16]), 15, True, False, False, id="16 to 15 elements"),
+        pytest.param(gathered(*CROWD[:16]), 9, True, False, False, id="16 to 9 elements"),
+        pytest.param(gathered(*CROWD[:9]), 8, False, False, True, id="9 elements to 8 rules"),
+        pytest.param(gathered(*CROWD[:9]), 1, False, False, True, id="9 elements to a rule"),
+        pytest.param(gathered(), 9, True, False, False, id="an empty map to 9 elements"),
+        pytest.param(gathered(), 8, False, False, True, id="an empty map to 8 rules"),
+        pytest.param(scattered(*CROWD), 40, True, True, False, id="40 rules to 40 elements"),
+        pytest.param(
+            replace(gathered(*CROWD[:12]), unsound="flags", mapped={}),
+            12,
+            False,
+            False,
+            False,
+            id="12 elements to 12 rules in a table made anew",
+        ),
+        pytest.param(held(*CROWD[:15]), 40, False, False, False, id="40 rules without maps"),
+    ],
+)
+def test_ranges_are_held(
+    before: Observed, after: int, maps: bool, gathering: bool, spreading: bool
+) -> None:
+    plan = diff("blue", want(*CROWD[:after]), before)
+    assert plan.maps == (frozenset({ENTERING}) if maps else frozenset())
+    assert plan.gathering == ([ENTERING] if gathering else [])
+    assert plan.spreading == ([ENTERING] if spreading else [])
+
+
+def test_another_shape_alone_is_a_difference() -> None:
+    many = want(*CROWD)
+    assert diff("blue", many, gathered(*CROWD)).empty
+    reshaped = diff("blue", many, scattered(*CROWD))
+    assert not reshaped.same_rules
+    assert (reshaped.add, reshaped.change, reshaped.remove) == ((), (), ())
+    assert len(reshaped.unchanged) == len(CROWD)
+
+
+def test_a_copy_counts_once() -> None:
+    few = CROWD[:15]
+    plan = diff("blue", want(*few), scattered(*few, *few))
+    assert (plan.maps, len(plan.remove)) == (frozenset(), 15)
+
+
+def test_what_waits_counts_with_what_is_wanted() -> None:
+    waiting = [replace(rule, owner="away") for rule in CROWD[:10]]
+    desired = Desired(rules=frozenset(CROWD[10:16]), pending=(Pending("away", "no link"),))
+    plan = diff("blue", desired, scattered(*waiting))
+    assert (plan.gathering, len(plan.add), len(plan.unchanged)) == ([ENTERING], 6, 10)
+
+
+def test_only_what_changes_of_a_map_is_in_a_plan() -> None:
+    plan = diff("blue", want(*CROWD[1:], forward("tcp 1000-1008")), gathered(*CROWD))
+    assert (plan.add, plan.remove) == ((), ())
+    assert plan.change == ((Live(CROWD[0], 0), forward("tcp 1000-1008")),)
+    assert len(plan.unchanged) == len(CROWD) - 1
 
 
 # ------------------------------------------------------------------------------------- settings

@@ -25,7 +25,7 @@ class Hindered:
 
     backend = "memory"
     reason = "this is a test"
-    nsid = generation = None
+    nsid = generation = known = None
 
     def __init__(self, times: int) -> None:
         self.inner = MemoryNamespace(POD)

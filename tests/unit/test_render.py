@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from rules.model import Chain, Desired, Foreign, Live, Observed, Rule, Sysctl
+from rules.model import (
+    Chain,
+    Desired,
+    Family,
+    Foreign,
+    Live,
+    Lookup,
+    Observed,
+    Protocol,
+    Rule,
+    Sysctl,
+)
 from rules.plan import Plan, SysctlChange, Table, diff
 from rules.problems import OddNumeral, Problem
 from rules.render import (
@@ -349,6 +360,95 @@ def test_the_removal_of_an_empty_table_is_a_change_of_its_own_kind() -> None:
     assert plan_json([removal], [])["changes"] == [
         {"action": "remove", "netns": "blue", "kind": "table", "before": {}, "after": None}
     ]
+
+
+# --------------------------------------------------------------------------------------- shapes
+
+ENTERING = Lookup(Chain.PREROUTING, Family.IP, Protocol.TCP, "eth0", None)
+CROWD = [forward(f"tcp {port}-{port + 7}") for port in range(1000, 1200, 10)]
+
+
+def reshaped(before: list[Rule], after: list[Rule], *, as_map: bool = False) -> Plan:
+    """From these ranges, in a map or as rules, to those."""
+    live = tuple(Live(rule, 0 if as_map else place) for place, rule in enumerate(before, 1))
+    observed = Observed(
+        live=(*live, Live(egress(), 99)),
+        chains=ALL_CHAINS,
+        table=True,
+        mapped={ENTERING: 77} if as_map else {},
+    )
+    return diff("blue", Desired(rules=frozenset([*after, egress()])), observed)
+
+
+BECOME_MAP = "  ~ ip prerouting tcp on eth0: 15 ranges that stay become elements of one map"
+BECOME_RULES = "  ~ ip prerouting tcp on eth0: 8 ranges that stay become rules again"
+
+
+@pytest.mark.parametrize(
+    ("plan", "lines", "last"),
+    [
+        pytest.param(
+            reshaped(CROWD[:15], CROWD[:16]),
+            ["  + ip  prerouting  tcp 1150-1157 on eth0", BECOME_MAP],
+            "Plan: 1 to add, 1 to change, 0 to remove; 16 unchanged.",
+            id="rules that become elements",
+        ),
+        pytest.param(
+            reshaped(CROWD[:9], CROWD[:8], as_map=True),
+            ["  - ip  prerouting  tcp 1080-1087 on eth0", BECOME_RULES],
+            "Plan: 0 to add, 1 to change, 1 to remove; 9 unchanged.",
+            id="elements that become rules",
+        ),
+        pytest.param(
+            reshaped([], CROWD[:16]),
+            [f"  + ip  prerouting  tcp {rule.ports} on eth0" for rule in CROWD[:16]],
+            "Plan: 16 to add, 0 to change, 0 to remove; 1 unchanged.",
+            id="elements that are all new",
+        ),
+        pytest.param(
+            reshaped(CROWD[:9], [], as_map=True),
+            [f"  - ip  prerouting  tcp {rule.ports} on eth0" for rule in CROWD[:9]],
+            "Plan: 0 to add, 0 to change, 9 to remove; 1 unchanged.",
+            id="elements that all go",
+        ),
+        pytest.param(
+            reshaped([], [], as_map=True),
+            ["  ~ ip prerouting tcp on eth0: an empty map goes"],
+            "Plan: 0 to add, 1 to change, 0 to remove; 1 unchanged.",
+            id="a map that nothing is in",
+        ),
+        pytest.param(
+            reshaped(CROWD, CROWD[1:], as_map=True),
+            ["  - ip  prerouting  tcp 1000-1007 on eth0"],
+            "Plan: 0 to add, 0 to change, 1 to remove; 20 unchanged.",
+            id="an element that goes",
+        ),
+    ],
+)
+def test_ranges_are_told_in_whatever_shape(plan: Plan, lines: list[str], last: str) -> None:
+    heading, *told = plan_text(plan)
+    assert heading == "namespace blue"
+    assert [line.partition("  -> ")[0].rstrip() for line in told] == lines
+    assert summary([plan]) == last
+
+
+def test_a_change_of_shape_is_a_change_of_its_own_kind() -> None:
+    changes: Any = plan_json([reshaped(CROWD[:15], CROWD[:16])], [])["changes"]
+    assert [change["action"] for change in changes] == ["add", "change"]
+    assert changes[0]["after"] == rule_json(CROWD[15])
+    assert changes[1] == {
+        "action": "change",
+        "netns": "blue",
+        "kind": "shape",
+        "before": {},
+        "after": {"map": True},
+        "what": BECOME_MAP.strip(" ~"),
+    }
+
+
+def test_an_element_is_shown_as_a_rule_would_be() -> None:
+    rules, elements = ([Live(rule, handle, 3, 180) for rule in CROWD] for handle in (5, 0))
+    assert live_text(elements) == live_text(rules)
 
 
 # ------------------------------------------------------------------------------------- problems

@@ -1,0 +1,98 @@
+"""How many ranges are held: as a rule each, or from some number on as elements of one map.
+
+A packet is compared with one rule after another, while a lookup takes the same time for any number
+of ranges: it costs as much as MANY rules do (`make bench` measures where the two meet). Between FEW
+and MANY all stays as it is, so that a range more or less does not rewrite the others.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from rules.model import Chain, Live, Lookup, Observed, Rule
+
+FEW, MANY = 8, 16
+
+
+class Lives(tuple[Live, ...]):
+    """What was observed, with what is asked of it more than once."""
+
+    @cached_property
+    def by_rule(self) -> dict[Rule, Live]:
+        """The first of each rule; sets are compared with it at the speed of C."""
+        found: dict[Rule, Live] = {}
+        for live in self:
+            found.setdefault(live.rule, live)
+        return found
+
+    @cached_property
+    def counts(self) -> Counter[Lookup]:
+        return count(live.rule for live in self)
+
+    def like(self, rules: Iterable[Rule]) -> frozenset[Rule]:
+        """The same rules, but those that are here as the very objects that are here: then sets of
+        them are compared without a look at what is in them."""
+        here = self.by_rule
+        return frozenset(here[rule].rule if rule in here else rule for rule in rules)
+
+    def changed(self, gone: Iterable[Live], new: Iterable[Rule]) -> "Lives":
+        """After elements went and others came."""
+        index, counts = self.by_rule.copy(), self.counts.copy()
+        for live in gone:
+            del index[live.rule]
+            counts.subtract(count([live.rule]))
+        for rule in new:
+            index[rule] = Live(rule, 0)
+            counts.update(count([rule]))
+        made = Lives(index.values())
+        made.__dict__.update(by_rule=index, counts=counts)
+        return made
+
+
+def lives(observed: Observed) -> Lives:
+    """What was observed, ready to be asked."""
+    live = observed.live
+    return live if isinstance(live, Lives) else Lives(live)
+
+
+def count(rules: Iterable[Rule]) -> Counter[Lookup]:
+    """How many ranges each lookup would hold."""
+    return Counter(lookup for rule in rules if (lookup := lookup_of(rule)))
+
+
+def lookup_of(rule: Rule) -> Lookup | None:
+    """Where a rule could be an element; shifted ranges have a map of their own in their rule."""
+    if (
+        rule.protocol is None
+        or rule.ports is None
+        or rule.to is None
+        or rule.to_port is not None
+        or rule.source is not None
+        or rule.chain is Chain.POSTROUTING
+    ):
+        return None
+    return Lookup(rule.chain, rule.family, rule.protocol, rule.interface, rule.destination)
+
+
+def gathered(counts: Mapping[Lookup, int], mapped: Iterable[Lookup]) -> frozenset[Lookup]:
+    """The lookups that are worth it, among those that are there and those that could be."""
+    worth = {lookup for lookup, number in counts.items() if number >= MANY}
+    kept = {lookup for lookup in mapped if counts.get(lookup, 0) > FEW}
+    return frozenset(worth | kept)
+
+
+def name(lookup: Lookup) -> str:
+    """What its map is called; nft takes letters, digits, dots, dashes and underscores."""
+    words = [lookup.chain.value, lookup.family.value, lookup.protocol.value]
+    words += [lookup.interface] if lookup.interface else []
+    words += [str(lookup.destination).replace(":", "_")] if lookup.destination else []
+    return "-".join(words)
+
+
+def spot(live: Live) -> object:
+    """What tells a rule from all others in its table: its handle, or the map it is in and
+    its first port there."""
+    lookup = None if live.handle else lookup_of(live.rule)
+    if lookup is None or live.rule.ports is None:
+        return live.handle
+    return name(lookup), live.rule.ports.first
