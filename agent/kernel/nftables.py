@@ -77,8 +77,11 @@ class Nftables:
         return self.known[1]
 
     def _list(self) -> Observed:
-        if self._flags():
-            return Observed(table=True, unsound="somebody set flags on the table", mapped={})
+        try:
+            if self._flags():
+                return Observed(table=True, unsound="somebody set flags on the table", mapped={})
+        except FileNotFoundError:
+            return Observed(mapped={})  # no table
         code, output, error = self._context.json_cmd(LIST)
         if code == 0:
             if len(self._rules) > KNOWN_RULES:
@@ -93,8 +96,10 @@ class Nftables:
         after freeing it, and the listing is garbage or the end of the process."""
         try:
             ((_, attributes),) = ask(self._netlink, NFT_MSG_GETTABLE, 0, OUR_TABLE, "=BBH")
+        except FileNotFoundError:
+            raise
         except OSError:
-            return 0  # no table; or the listing says what is wrong
+            return 0  # the listing says what is wrong
         return int(struct.unpack(">I", attributes[NFTA_TABLE_FLAGS])[0])
 
     def commit(self, plan: Plan) -> None:
