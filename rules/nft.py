@@ -40,6 +40,30 @@ def encode(plan: Plan) -> list[Json]:
     return commands
 
 
+def in_turn(plan: Plan) -> list[list[Json]]:
+    """The same commands as one transaction or, where rules become a map, two: it is filled before
+    anything looks into it.
+
+    Since nft_set_rbtree has an array (Linux 7.0, 6.18.y) a map made by a transaction is empty to
+    packets until the transaction's end, when its rules are long in use. New flows that came in
+    between were not forwarded.
+    """
+    commands = encode(plan)
+    if plan.table is not Table.KEEP:
+        return [commands]
+    maps = {name(lookup) for lookup in plan.gathering}
+    first = [command for command in commands if _filled(command) in maps]
+    rest = [command for command in commands if _filled(command) not in maps]
+    return [part for part in (first, rest) if part]
+
+
+def _filled(command: Json) -> object:
+    """The name of the map that a command makes, or puts elements into."""
+    target = command.get("add")
+    value = target.get("map", target.get("element")) if isinstance(target, dict) else None
+    return value["name"] if value else None
+
+
 def script(plan: Plan) -> str:
     """The same transaction as text for `nft -f`."""
     if plan.table is Table.DELETE:

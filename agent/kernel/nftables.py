@@ -16,7 +16,7 @@ from agent.errors import BackendMissing, Failure, NotPermitted, Stale
 from agent.kernel.kinds import Generation, Known
 from agent.kernel.netlink import ask, transact
 from rules.model import Observed, Rule
-from rules.nft import NAME, encode
+from rules.nft import NAME, Json, in_turn
 from rules.nft_elements import are_elements, batch, carried_out, is_for
 from rules.nft_listing import decode
 from rules.plan import Plan, Table
@@ -103,17 +103,20 @@ class Nftables:
         return int(struct.unpack(">I", attributes[NFTA_TABLE_FLAGS])[0])
 
     def commit(self, plan: Plan) -> None:
-        """Carry out the plan for the rules, all or nothing."""
+        """Carry out the plan for the rules, all or nothing; at worst, a map that nothing looks into
+        is left behind."""
         if self.known and are_elements(plan):
             self._put_elements(plan, *self.known)
             return
-        commands = encode(plan)
-        if commands:
-            code, _, error = self._context.json_cmd({"nftables": commands})
-            if code != 0:
-                if plan.table is Table.CREATE and self._list().table:
-                    raise Stale("somebody else made the table while we looked", "Try again")
-                raise failure(error, plan.table)
+        for commands in in_turn(plan):
+            self._run(commands, plan)
+
+    def _run(self, commands: list[Json], plan: Plan) -> None:
+        code, _, error = self._context.json_cmd({"nftables": commands})
+        if code != 0:
+            if plan.table is Table.CREATE and self._list().table:
+                raise Stale("somebody else made the table while we looked", "Try again")
+            raise failure(error, plan.table)
 
     def _put_elements(self, plan: Plan, generation: Generation, observed: Observed) -> None:
         """The kernel takes it only if nothing changed since our last look, so what there is now is

@@ -5,6 +5,7 @@ what a stranger may do to maps."""
 from __future__ import annotations
 
 import io
+import json
 import random
 import socket
 import struct
@@ -37,6 +38,7 @@ from agent.kernel.netns import inside, opened
 from agent.kernel.nftables import NETLINK_NETFILTER
 from agent.reconcile import converge
 from rules.model import Chain, Desired, Family, Live, Lookup, Observed, Pending, Protocol, Rule
+from rules.nft import in_turn
 from rules.nft_elements import (
     ACK,
     BATCH_BEGIN,
@@ -217,21 +219,25 @@ def events(netns: str) -> Iterator[Callable[[], list[int]]]:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("before", "after", "transactions"),
     [
-        pytest.param([15], 16, id="rules become a map"),
-        pytest.param([16, 9], 8, id="a map becomes rules"),
-        pytest.param([], 40, id="nothing becomes a map"),
-        pytest.param([40], 1, id="a map becomes a rule"),
-        pytest.param([40], 0, id="a map goes"),
-        pytest.param([40], 41, id="a map grows"),
-        pytest.param([40], 9, id="a map shrinks"),
+        # A map is filled by one, and takes the place of its rules by the next: see rules.nft.
+        pytest.param([15], 16, 2, id="rules become a map"),
+        pytest.param([1], 40, 2, id="a rule becomes a map"),
+        pytest.param([16, 9], 8, 1, id="a map becomes rules"),
+        pytest.param([40], 1, 1, id="a map becomes a rule"),
+        pytest.param([40], 0, 1, id="a map goes"),
+        pytest.param([40], 41, 1, id="a map grows"),
+        pytest.param([40], 9, 1, id="a map shrinks"),
     ],
 )
-def test_a_change_of_shape_is_one_transaction(
-    netns: str, events: Callable[[], list[int]], before: list[int], after: int
+def test_a_change_of_shape_is_told_as_so_many_transactions(
+    netns: str,
+    events: Callable[[], list[int]],
+    before: list[int],
+    after: int,
+    transactions: int,
 ) -> None:
-    held(netns)
     for number in before:
         held(netns, *many(number))
     with entered(netns) as namespace:
@@ -240,9 +246,30 @@ def test_a_change_of_shape_is_one_transaction(
         number = namespace.generation.number
     events()
     held(netns, *many(after))
-    assert events() == [number + 1]
+    assert events() == [number + 1 + step for step in range(transactions)]
     assert_holds(netns, *many(after))
     assert events() == []
+
+
+def test_a_first_map_comes_with_its_table_in_one_transaction(
+    netns: str, events: Callable[[], list[int]]
+) -> None:
+    events()
+    held(netns, *many(40))
+    assert len(events()) == 1
+    assert_holds(netns, *many(40))
+
+
+def test_a_map_that_was_filled_and_left_behind_is_used_or_goes(netns: str) -> None:
+    """As by a process that was killed between the two transactions."""
+    for number in (16, 3):
+        emptied(netns)
+        held(netns, *many(15))
+        first, _ = in_turn(diff(netns, want(*many(16)), observed(netns)))
+        within(netns, "nft", "-j", "-f", "-", stdin=json.dumps({"nftables": first}))
+        held(netns, *many(number))
+        assert is_map(netns) is (number == 16)
+        assert_holds(netns, *many(number))
 
 
 def test_one_range_more_or_less_is_one_element_and_the_others_count_on(netns: str) -> None:

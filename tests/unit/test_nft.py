@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rules.model import Chain, Desired, Family, Foreign, Live, Lookup, Observed, Protocol, Rule
-from rules.nft import encode, script, statement
+from rules.nft import encode, in_turn, script, statement
 from rules.nft_listing import decode
 from rules.plan import Plan, Table, diff
 from rules.values import replace
@@ -610,6 +610,40 @@ def test_rules_that_become_elements_go_in_the_same_transaction() -> None:
     ]
     elements: Any = encode(plan)[-2]["add"]
     assert len(elements["element"]["elem"]) == 16
+
+
+def test_a_map_is_filled_before_its_rule_takes_the_place_of_others() -> None:
+    """Some kernels show packets what is in a new map only after they use its rule."""
+    observed = replace(LIVE, live=tuple(Live(rule, 7) for rule in CROWD[:15]), mapped={})
+    plan = diff("blue", want(*CROWD[:16]), observed)
+    first, second = in_turn(plan)
+    assert [gist(command) for command in first] == [f"add map {NAME}", f"add element {NAME}"]
+    assert [gist(command) for command in second] == [
+        "delete rule 9",
+        *["delete rule 7"] * 15,
+        "add rule prerouting",
+    ]
+    assert sorted(map(str, [*first, *second])) == sorted(map(str, encode(plan)))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        pytest.param(CROWD, Observed(mapped={}), id="in a new table"),
+        pytest.param(CROWD, replace(LIVE, unsound="flags", mapped={}), id="in one made anew"),
+        pytest.param(CROWD[1:], mapped(*CROWD), id="where elements change"),
+        pytest.param(CROWD[:8], mapped(*CROWD), id="where elements become rules"),
+        pytest.param([], mapped(*CROWD), id="where all goes"),
+        pytest.param(CROWD[:3], LIVE, id="where there is no map"),
+    ],
+)
+def test_everything_else_is_one_transaction(wanted: list[Rule], found: Observed) -> None:
+    plan = diff("blue", want(*wanted), found)
+    assert in_turn(plan) == [encode(plan)]
+
+
+def test_nothing_to_do_is_not_even_one_transaction() -> None:
+    assert in_turn(diff("blue", want(*CROWD), mapped(*CROWD))) == []
 
 
 def test_elements_that_become_rules_go_with_their_map() -> None:
