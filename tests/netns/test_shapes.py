@@ -805,3 +805,14 @@ def test_the_script_repairs_a_map(netns: str, harm: str) -> None:
     nft(netns, {**REPAIRED, **MADE_ANEW}[harm])
     carry_out(netns, planned(netns, text(20)))
     assert planned(netns, text(20), output="text").startswith("No changes. ")
+
+
+def test_a_plan_of_many_ranges_against_nothing_is_accepted(netns: str) -> None:
+    source = manifest(netns, text(20)).encode
+    out, err = io.StringIO(), io.StringIO()
+    assert plan_command(["-"], Console(out, err, source), kernel=None, output="nft") == 0
+    assert out.getvalue().count("add map ") == 3
+    carry_out(netns, out.getvalue())
+    assert planned(netns, text(20), output="text").startswith("No changes. ")
+    assert plan_command(["-"], Console(out, err, source), kernel=None, output="iptables") == 0
+    assert out.getvalue().count("-A PORTRANGER-PREROUTING") == 2 * 20  # which has no maps
