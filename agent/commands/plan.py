@@ -84,6 +84,9 @@ def _say_script(console: Console, plans: Sequence[Plan], output: str) -> None:
         if one.leftovers:
             count = len(one.leftovers)
             console.say(f"# {count} rules of ours are in the other backend: apply removes them")
+        if output == "nft" and one.gathering:
+            console.say("# apply fills the new maps first: done at once as here, for a moment some")
+            console.say("# kernels show them empty to new connections")
         script = nft.script(one) if output == "nft" else xtables.script(one)
         for line in script.splitlines():
             console.say(line)
