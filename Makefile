@@ -43,8 +43,16 @@ test: packages-test venv ## run every test; what cannot run here is listed with 
 	@$(BIN)/python -m pytest -ra $(ARGS)
 
 .PHONY: bench
-bench: packages-test venv ## measure, against nft run as a process
+bench: packages-test venv ## measure, against nft run as a process; ARGS=--write renews docs/bench
 	@$(BIN)/python -m bench $(ARGS)
+
+.PHONY: bench-quick
+bench-quick: packages-test venv ## the ratios that matter, in a minute, with room for noise
+	@$(BIN)/python -m bench quick
+
+.PHONY: bench-peers
+bench-peers: packages-test venv packages-peers ## measure, against what others would use for the same job
+	@$(BIN)/python -m bench.peers $(ARGS)
 
 ##@ Run it as a service
 
@@ -133,6 +141,15 @@ packages-test: PACKAGES := $(TEST_PACKAGES)
 packages-python packages-runtime packages-test:
 	@$(install_packages)
 
+# A peer that cannot be installed is named, and the others are measured. Where systemd runs, firewalld
+# would be started on this very machine with its installation, so that is left to whoever wants it.
+PEER_PACKAGES := netavark containernetworking-plugins crun podman passt dbus python3-dbus $(if $(wildcard /run/systemd/system),,firewalld)
+.PHONY: packages-peers $(PEER_PACKAGES:%=package-%)
+packages-peers: $(PEER_PACKAGES:%=package-%)
+package-%: PACKAGES = $*
+$(PEER_PACKAGES:%=package-%): package-%:
+	-@$(install_packages)
+
 # A package is missing when what we use of it is: a Python or an nft from elsewhere serves as well.
 define install_packages
 present() {
@@ -145,6 +162,11 @@ present() {
         iproute2) command -v ip ;;
         nftables) command -v nft ;;
         systemd-container) command -v systemd-nspawn ;;
+        netavark) command -v netavark || test -x /usr/lib/podman/netavark ;;
+        containernetworking-plugins) test -x /usr/lib/cni/portmap ;;
+        passt) command -v pasta ;;
+        dbus) command -v dbus-daemon ;;
+        python3-dbus) /usr/bin/python3 -c 'import dbus' ;;
         *) command -v "$$1" ;;
     esac >/dev/null 2>&1
 }

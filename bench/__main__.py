@@ -1,6 +1,7 @@
-"""`make bench`: what changing a range costs, how fast the dry run of a pipeline is, how soon the
-daemon acts and what it uses. `make bench ARGS=daemon` runs the sections whose names begin so. Where
-a number breaks its bound, that is a failure.
+"""`make bench`: what changing a range costs and what a flow through it, how fast the dry run of a
+pipeline is, how soon the daemon acts and what it uses. `make bench ARGS=daemon` runs the sections
+whose names begin so; with --write, the results in docs/bench are renewed, too. Where a number
+breaks its bound, that is a failure. `make bench-quick` runs a section of its own.
 """
 
 import itertools
@@ -19,9 +20,11 @@ from agent.kernel.live import LiveKernel
 from agent.kernel.netns import inside, opened
 from agent.kernel.probe import connected
 from agent.reconcile import converge
+from bench import control, flows, report
 from bench.crowd import crowd
 from bench.daemon import arrival_to_port, flush_to_port, save_to_port
 from bench.measure import Action, Table, interleaved, table
+from bench.quick import quick
 from rules import nft
 from rules.desired import desire
 from rules.model import Claim, Guest, Machine, Masquerade, Protocol
@@ -30,20 +33,24 @@ from rules.ports import PortRange
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "desktop.yaml"
 ROUNDS = 60
+WRITE, QUICK = "--write", "quick"
 
 
 def main(words: Sequence[str]) -> None:
     """Print every table that is asked for, or all."""
     signal.signal(signal.SIGTERM, _ending(os.getpid()))
-    strange = [word for word in words if not _named([word])]
+    wanted = [word for word in words if word != WRITE]
+    strange = [word for word in wanted if not _named([word])]
     if strange:
         sys.exit(f"bench: no section begins with {strange[0]}; there are: {', '.join(SECTIONS)}")
-    kept = True
-    for name in _named(words):
-        made = SECTIONS[name]()
-        print("\n".join(made.lines), end="\n\n", flush=True)
-        kept = kept and made.kept
-    if not kept:
+    found: dict[str, Table] = {}
+    for name in _named(wanted):
+        found[name] = SECTIONS[name]()
+        print("\n".join(found[name].lines), end="\n\n", flush=True)
+    if WRITE in words:
+        for file in report.write(found):
+            print(f"bench: wrote {file.relative_to(report.FOLDER.parents[1])}")
+    if not all(made.kept for made in found.values()):
         sys.exit("bench: a bound is broken")
 
 
@@ -60,7 +67,10 @@ def _ending(pid: int) -> Callable[[int, object], None]:
 
 
 def _named(words: Sequence[str]) -> list[str]:
-    return [name for name in SECTIONS if not words or name.startswith(tuple(words))]
+    """What repeats others in short is only run by its name."""
+    if not words:
+        return [name for name in SECTIONS if name != QUICK]
+    return [name for name in SECTIONS if name.startswith(tuple(words))]
 
 
 def change_one_range() -> Table:
@@ -166,6 +176,16 @@ SECTIONS = {
     "daemon-flush": flush_to_port,
     "daemon-arrival": arrival_to_port,
     "daemon-crowd": crowd,
+    "control-range": control.one_range,
+    "control-ports": control.any_ports,
+    "control-many": control.many_ranges,
+    "control-one-of": control.one_of_many,
+    "control-manifests": control.manifests,
+    "flows-udp": flows.udp,
+    "flows-tcp": flows.tcp,
+    "flows-crossover": flows.crossover,
+    "flows-stream": flows.stream,
+    QUICK: quick,
 }
 
 if __name__ == "__main__":
