@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from rules.model import Chain, Family, Foreign, Live, Lookup, Protocol, Rule
 from rules.plan import Plan, Table
 from rules.ports import PortRange
-from rules.shapes import lookup_of, name
+from rules.shapes import count, lookup_of, name
 
 NAME = "portranger"
 TABLE = {"family": "inet", "name": NAME}
@@ -49,9 +49,10 @@ def in_turn(plan: Plan) -> list[list[Json]]:
     between were not forwarded.
     """
     commands = encode(plan)
-    if plan.table is not Table.KEEP:
-        return [commands]
-    maps = {name(lookup) for lookup in plan.gathering}
+    if plan.table is not Table.KEEP or not plan.gathering:
+        return [commands] if commands else []
+    served = count(live.rule for live in (*plan.unchanged, *(old for old, _ in plan.change)))
+    maps = {name(lookup) for lookup in plan.gathering if served[lookup]}
     first = [command for command in commands if _filled(command) in maps]
     rest = [command for command in commands if _filled(command) not in maps]
     return [part for part in (first, rest) if part]

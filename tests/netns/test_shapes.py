@@ -221,9 +221,10 @@ def events(netns: str) -> Iterator[Callable[[], list[int]]]:
 @pytest.mark.parametrize(
     ("before", "after", "transactions"),
     [
-        # A map is filled by one, and takes the place of its rules by the next: see rules.nft.
+        # A map is filled by one, and takes the place of rules by the next: see rules.nft.
         pytest.param([15], 16, 2, id="rules become a map"),
         pytest.param([1], 40, 2, id="a rule becomes a map"),
+        pytest.param([0], 40, 1, id="nothing becomes a map"),
         pytest.param([16, 9], 8, 1, id="a map becomes rules"),
         pytest.param([40], 1, 1, id="a map becomes a rule"),
         pytest.param([40], 0, 1, id="a map goes"),

@@ -631,6 +631,7 @@ def test_a_map_is_filled_before_its_rule_takes_the_place_of_others() -> None:
     [
         pytest.param(CROWD, Observed(mapped={}), id="in a new table"),
         pytest.param(CROWD, replace(LIVE, unsound="flags", mapped={}), id="in one made anew"),
+        pytest.param(CROWD, replace(LIVE, mapped={}), id="where no range of the map was served"),
         pytest.param(CROWD[1:], mapped(*CROWD), id="where elements change"),
         pytest.param(CROWD[:8], mapped(*CROWD), id="where elements become rules"),
         pytest.param([], mapped(*CROWD), id="where all goes"),
