@@ -291,6 +291,7 @@ class Keeper:
                 links=kept.links,
                 unclaimed_stay=self._may_be_claimed(kept),
             )
+            kept.known = namespace.known
             kept.standing = replace(
                 kept.standing,
                 backend=namespace.backend,

@@ -49,16 +49,16 @@ def coalesce(ranges: Iterable[PortRange]) -> tuple[PortRange, ...]:
 
 def subtract(ranges: Iterable[PortRange], holes: Iterable[PortRange]) -> tuple[PortRange, ...]:
     """The fewest ranges that hold the ports of the first that are in none of the second."""
-    left = list(coalesce(ranges))
-    for hole in coalesce(holes):
-        pieces: list[PortRange] = []
-        for ports in left:
-            if not ports.overlaps(hole):
-                pieces.append(ports)
-                continue
-            if ports.first < hole.first:
-                pieces.append(PortRange(ports.first, hole.first - 1))
-            if ports.last > hole.last:
-                pieces.append(PortRange(hole.last + 1, ports.last))
-        left = pieces
+    cuts, left, place = coalesce(holes), list[PortRange](), 0
+    for ports in coalesce(ranges):
+        first = ports.first
+        while place < len(cuts) and cuts[place].last < first:
+            place += 1
+        at = place
+        while at < len(cuts) and cuts[at].first <= ports.last:
+            if first < cuts[at].first:
+                left.append(PortRange(first, cuts[at].first - 1))
+            first, at = cuts[at].last + 1, at + 1
+        if first <= ports.last:
+            left.append(PortRange(first, ports.last))
     return tuple(left)
