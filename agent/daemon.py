@@ -55,6 +55,7 @@ class Daemon:
         self._notifier = notifier
         self._stop = self._reload = False
         self._problems: frozenset[Problem] = frozenset()
+        self._skipped: frozenset[str] = frozenset()
         self._stirred: set[str] | None = None
         self._read = True  # whether the manifests are to be looked at
         self._resync = 0.0
@@ -218,8 +219,10 @@ class Daemon:
             self._take(self._directory.read(self._stirred, self._reads))
             self._read, self._stirred = False, set()
         self._store.leave(self._keeper.leaving)
-        if self._keeper.work(self._progressed, lambda: self._stop):
+        looked = self._keeper.work(self._progressed, lambda: self._stop)
+        if looked:
             self._metrics.passed()
+        if self._keeper.news() or looked:
             self._publish()
         if not self._stop:
             self._directory.remember(self._reads)
@@ -251,8 +254,9 @@ class Daemon:
         for file in sorted({one.file for one in self._problems} - {one.file for one in found}):
             self._log.info("manifest mended or removed", file=file)
         self._problems = found
-        for line in meaning.skipped:
-            self._log.once(("skipped", line), "info", "skipped", what=line)
+        for line in sorted(set(meaning.skipped) - self._skipped):
+            self._log.info("skipped", what=line)
+        self._skipped = frozenset(meaning.skipped)
 
     def _publish(self) -> None:
         meaning, standings = self._directory.meaning, self._keeper.standings

@@ -91,6 +91,7 @@ class Keeper:
         self._clock, self._calendar = clock, calendar
         self._kept: dict[str, _Kept] = {}
         self._names: dict[object, str] = {}  # of namespaces that were looked at
+        self._news = False
         self._unclaimed_stay = False
         self._contested: Mapping[str, str] = {}
         self._contested_since = calendar()
@@ -144,8 +145,8 @@ class Keeper:
             kept.look = True
             kept.proven = None  # a glimpse would tell no more than that
             wait = kept.repairs.until - self._clock()
-            if wait > 0 and kept.standing.state is not State.FAILING:
-                who = f"{culprit[0]} (pid {culprit[1]})"
+            if wait > 0 and kept.culprits and kept.standing.state is not State.FAILING:
+                who = "{} (pid {})".format(*kept.culprits[-1])
                 why = f"{who} keeps changing our rules: the next repair is due in {wait:.1f} s"
                 self._stand(kept, State.FAILING, why)
 
@@ -193,7 +194,18 @@ class Keeper:
     def _numbered(self, nsid: object) -> list[_Kept]:
         return [kept for kept in self._kept.values() if kept.identity and kept.nsid == nsid]
 
+    def _drop(self, kept: _Kept) -> None:
+        """Nobody need know of it any more; names come and go for as long as a node runs."""
+        del self._kept[kept.netns]
+        self._log.settled(("state", kept.netns))
+        self._news = True
+
     # ----------------------------------------------------------------------- what it tells
+
+    def news(self) -> bool:
+        """Whether some namespace stands otherwise than when this was last asked."""
+        news, self._news = self._news, False
+        return news
 
     @property
     def due(self) -> float:
@@ -261,7 +273,7 @@ class Keeper:
             if kept.proven is None or kept.proven.generation is None:
                 kept.timer = self._clock() + TIMED_LOOK
             if kept.leaving and not self._may_be_claimed(kept):
-                del self._kept[kept.netns]
+                self._drop(kept)
             else:
                 self._judge(kept)
         self._metrics.reconciled(self._clock() - started)
@@ -351,7 +363,7 @@ class Keeper:
 
     def _absent(self, kept: _Kept, failure: NoNamespace) -> None:
         if kept.leaving:
-            del self._kept[kept.netns]
+            self._drop(kept)
             return
         kept.forget()
         kept.seen = None  # the next of that name may get the number of this one
@@ -364,7 +376,7 @@ class Keeper:
 
     def _failed(self, kept: _Kept, failure: Failure) -> None:
         if kept.leaving and isinstance(failure, NotPermitted):
-            del self._kept[kept.netns]
+            self._drop(kept)
             so = f"it is left as it is; portranger clear --netns {kept.netns} would clear it"
             self._log.warning("not cleared", netns=kept.netns, why=failure, so=so)
             return
@@ -394,6 +406,7 @@ class Keeper:
         known = kept.standing
         if (known.state, known.why) == (state, why):
             return
+        self._news = True
         since = known.since if known.state is state else self._calendar()
         kept.standing = replace(known, state=state, since=since, why=why)
         level: Level = "info" if state in (State.IN_SYNC, State.PENDING) else "warning"

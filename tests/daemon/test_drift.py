@@ -3,6 +3,7 @@ and what we do ourselves, is no reason for anything."""
 
 from __future__ import annotations
 
+import http.client
 import io
 import subprocess
 import time
@@ -175,6 +176,21 @@ def test_who_fights_us_is_met_with_back_off_and_not_with_a_busy_loop(
     assert daemon.cpu_seconds() - cpu < FIGHT / 4
     assert comes_to_forward(netns, "tcp 22", "udp 8000-8010", seconds=2 * FIGHT)
     assert daemon.standing(netns)["last_drift"]["process"] == "nft"
+
+
+def test_who_waits_with_a_repair_does_not_say_that_all_is_well(
+    served: tuple[Running, str],
+) -> None:
+    daemon, netns = served
+    for _ in range(50):
+        nft(netns, "flush ruleset")
+        if daemon.standing(netns)["state"] == "failing":
+            break
+    standing = daemon.standing(netns)
+    assert standing["state"] == "failing"
+    assert standing["why"].startswith("nft (pid")
+    assert daemon.get("/readyz")[0] == http.client.SERVICE_UNAVAILABLE
+    assert daemon.is_in("in sync", netns)
 
 
 def test_a_fight_in_one_namespace_keeps_no_other_waiting(
