@@ -9,13 +9,12 @@ import math
 import os
 import select
 import signal
-import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from importlib.metadata import version
 
-from agent import lock
+from agent import lock, signals
 from agent.commands.common import counted
 from agent.config import Config, load
 from agent.errors import BadConfiguration, Failure
@@ -70,7 +69,7 @@ class Daemon:
         """Until told to stop; rules stay."""
         with ExitStack() as stack:
             stack.enter_context(lock.held(self._config.state_dir, self._warn))
-            self._wake = stack.enter_context(_signals(self._signalled))
+            self._wake = stack.enter_context(signals.heard(self._signalled))
             with suppress(_Stopped):
                 self._set_up(stack)
                 self._first()
@@ -196,7 +195,7 @@ class Daemon:
         if now >= self._resync:
             self._read = True
             self._keeper.look_at_all()
-        _drain(self._wake)
+        signals.drain(self._wake)
 
     def _hear_manifests(self) -> None:
         stirred = self._watch.stirred()
@@ -368,30 +367,6 @@ class Daemon:
 
     def _warn(self, what: str) -> None:
         self._log.once(what, "warning", "warning", what=what)
-
-
-@contextmanager
-def _signals(told: Callable[[int], None]) -> Iterator[socket.socket]:
-    """Within the block, signals to stop or to reload are told, and end a wait for this socket."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    reader, writer = socket.socketpair()
-    with reader, writer:
-        reader.setblocking(False)
-        writer.setblocking(False)
-        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        handlers = {number: signal.signal(number, lambda n, _: told(n)) for number in numbers}
-        try:
-            yield reader
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(before)
-
-
-def _drain(wake: socket.socket) -> None:
-    with suppress(BlockingIOError):
-        while wake.recv(4096):
-            pass
 
 
 def _counted(standing: Standing) -> counters.Counted:

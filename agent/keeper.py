@@ -10,68 +10,23 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from agent.backoff import FAILURES, REPAIRS, Backoff
+from agent.backoff import FAILURES
 from agent.errors import BadManifest, Failure, NoNamespace, NotPermitted
-from agent.kernel.kinds import Glimpse, Kernel, Known
+from agent.kept import Culprit, Kept
+from agent.kernel.kinds import Glimpse, Kernel
 from agent.log import Level, Log
 from agent.metrics import Metrics
 from agent.reconcile import Outcome, by_namespace, keep
 from agent.status import Change, Drift, Standing, State
-from rules.model import Desired, Machine, Surroundings
+from rules.model import Machine
 from rules.plan import Plan, Table
 from rules.values import replace
 
-LOOKS = Backoff(first=0.05, longest=1.0, free=20, forgiven_after=5.0)  # at others' commits
 TIMED_LOOK = 10.0  # seconds between looks at what sends no events
 MOST_CULPRITS = 16
 HALF = 1 << 31  # of the numbers that a generation can have
 
 Clock = Callable[[], float]
-Culprit = tuple[str, int]  # the name and pid of a process
-
-
-class _Kept:
-    """A namespace, and what is known of it."""
-
-    def __init__(self, netns: str, now: float, *, leaving: bool = False) -> None:
-        self.netns = netns
-        self.machines: list[Machine] = []
-        self.leaving = leaving  # nobody wants anything there any more: to be cleared
-        self.look, self.urgent, self.relinked = True, True, False
-        self.timer = math.inf
-        self.seen: object = None  # what the name stood for when it was last looked at
-        self.identity: object = None
-        self.nsid: object = None
-        self.desired: Desired | None = None
-        self.proven: Glimpse | None = None  # when it last held exactly that
-        self.links: Surroundings | None = None  # at that time
-        self.known: Known | None = None
-        self.sure = False  # that nothing of ours is there but what this run put there
-        self.culprits: list[Culprit] = []
-        self.failures, self.repairs, self.looks = FAILURES, REPAIRS, LOOKS
-        self.tried = False
-        why = "it was not looked at yet"
-        self.standing = Standing(netns=netns, state=State.PENDING, since=now, why=why)
-
-    @property
-    def due(self) -> float:
-        """When it is to be looked at."""
-        if not self.look:
-            return self.timer
-        if self.urgent:
-            return -math.inf
-        if self.relinked:
-            return self.looks.until
-        return max(self.failures.until, self.repairs.until, self.looks.until)
-
-    def forget(self) -> None:
-        """What was there may be no more, or be another by now."""
-        self.desired = self.proven = self.known = self.links = None
-        self.identity = self.nsid = None
-        self.sure = False
-        self.failures, self.repairs, self.looks = FAILURES, REPAIRS, LOOKS
-        self.standing = replace(self.standing, change=None, drift=None, drifts=0)
-        self.look = self.urgent = True
 
 
 class Keeper:
@@ -89,7 +44,7 @@ class Keeper:
         self.kernel = kernel
         self._log, self._metrics = log, metrics
         self._clock, self._calendar = clock, calendar
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, Kept] = {}
         self._names: dict[object, str] = {}  # of namespaces that were looked at
         self._news = False
         self._unclaimed_stay = False
@@ -186,15 +141,15 @@ class Keeper:
         for kept in self._kept.values():
             kept.desired = None
 
-    def _known(self, netns: str, *, leaving: bool = False) -> _Kept:
+    def _known(self, netns: str, *, leaving: bool = False) -> Kept:
         if netns not in self._kept:
-            self._kept[netns] = _Kept(netns, self._calendar(), leaving=leaving)
+            self._kept[netns] = Kept(netns, self._calendar(), leaving=leaving)
         return self._kept[netns]
 
-    def _numbered(self, nsid: object) -> list[_Kept]:
+    def _numbered(self, nsid: object) -> list[Kept]:
         return [kept for kept in self._kept.values() if kept.identity and kept.nsid == nsid]
 
-    def _drop(self, kept: _Kept) -> None:
+    def _drop(self, kept: Kept) -> None:
         """Nobody need know of it any more; names come and go for as long as a node runs."""
         del self._kept[kept.netns]
         self._log.settled(("state", kept.netns))
@@ -251,7 +206,7 @@ class Keeper:
             self._log.warning("flows not forgotten", reason=failure)
         return bool(due)
 
-    def _look(self, kept: _Kept) -> None:
+    def _look(self, kept: Kept) -> None:
         started = self._clock()
         kept.look = kept.urgent = kept.relinked = False
         kept.timer = math.inf
@@ -278,7 +233,7 @@ class Keeper:
                 self._judge(kept)
         self._metrics.reconciled(self._clock() - started)
 
-    def _kept_so(self, kept: _Kept) -> Outcome | None:
+    def _kept_so(self, kept: Kept) -> Outcome | None:
         """None: it is as it was when it was last proven."""
         if kept.proven and kept.proven.generation is not None and kept.desired is not None:
             names = [sysctl.name for sysctl in kept.desired.sysctls]
@@ -312,12 +267,12 @@ class Keeper:
             )
             return outcome
 
-    def _may_be_claimed(self, kept: _Kept) -> bool:
+    def _may_be_claimed(self, kept: Kept) -> bool:
         """Whether what nobody claims there may be what a manifest declares that we cannot read: not
         once we know of everything there where it is from."""
         return self._unclaimed_stay and not kept.sure
 
-    def _same(self, kept: _Kept, identity: object) -> _Kept | None:
+    def _same(self, kept: Kept, identity: object) -> Kept | None:
         """Another that is wanted, and is the same namespace by another name."""
         other = self._kept.get(self._names.get(identity, ""))
         if other is None or other is kept or other.leaving or other.identity != identity:
@@ -325,7 +280,7 @@ class Keeper:
             return None
         return other
 
-    def _done(self, kept: _Kept, outcome: Outcome) -> None:
+    def _done(self, kept: Kept, outcome: Outcome) -> None:
         desired, now = outcome.desired, self._calendar()
         kept.desired, kept.links = desired, outcome.surroundings
         kept.sure |= not self._unclaimed_stay or outcome.done.table is Table.CREATE
@@ -346,7 +301,7 @@ class Keeper:
             kept.standing = replace(kept.standing, change=Change(now, what))
             self._log.info("applied", netns=kept.netns, changes=what)
 
-    def _drifted(self, kept: _Kept, changes: int, now: float) -> None:
+    def _drifted(self, kept: Kept, changes: int, now: float) -> None:
         process, pid = kept.culprits[-1] if kept.culprits else ("", 0)
         kept.repairs = kept.repairs.struck(self._clock())
         self._metrics.drifted(process)
@@ -361,7 +316,7 @@ class Keeper:
             next_repair_in=round(max(0.0, kept.repairs.until - self._clock()), 1),
         )
 
-    def _absent(self, kept: _Kept, failure: NoNamespace) -> None:
+    def _absent(self, kept: Kept, failure: NoNamespace) -> None:
         if kept.leaving:
             self._drop(kept)
             return
@@ -374,7 +329,7 @@ class Keeper:
         kept.standing = replace(kept.standing, live=(), backend="", reason="", identity=None)
         self._stand(kept, State.PENDING, failure.what)
 
-    def _failed(self, kept: _Kept, failure: Failure) -> None:
+    def _failed(self, kept: Kept, failure: Failure) -> None:
         if kept.leaving and isinstance(failure, NotPermitted):
             self._drop(kept)
             so = f"it is left as it is; portranger clear --netns {kept.netns} would clear it"
@@ -390,7 +345,7 @@ class Keeper:
         else:
             self._stand(kept, State.FAILING, str(failure))
 
-    def _judge(self, kept: _Kept) -> None:
+    def _judge(self, kept: Kept) -> None:
         """How a namespace stands that was looked at with success."""
         if kept.proven is None:
             return
@@ -402,7 +357,7 @@ class Keeper:
         else:
             self._stand(kept, State.IN_SYNC)
 
-    def _stand(self, kept: _Kept, state: State, why: str = "") -> None:
+    def _stand(self, kept: Kept, state: State, why: str = "") -> None:
         known = kept.standing
         if (known.state, known.why) == (state, why):
             return

@@ -14,7 +14,8 @@ import pytest
 
 from agent.backoff import FAILURES, REPAIRS
 from agent.errors import Failure, NoNamespace, NotPermitted
-from agent.keeper import LOOKS, TIMED_LOOK, Keeper
+from agent.keeper import TIMED_LOOK, Keeper
+from agent.kept import LOOKS
 from agent.kernel.kinds import Generation, Glimpse, Known
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
 from agent.log import Log

@@ -1,0 +1,57 @@
+"""One namespace that the keeper keeps: what is known of it, and when it is to be looked at."""
+
+import math
+
+from agent.backoff import FAILURES, REPAIRS, Backoff
+from agent.kernel.kinds import Glimpse, Known
+from agent.status import Standing, State
+from rules.model import Desired, Machine, Surroundings
+from rules.values import replace
+
+LOOKS = Backoff(first=0.05, longest=1.0, free=20, forgiven_after=5.0)  # at others' commits
+
+Culprit = tuple[str, int]  # the name and pid of a process
+
+
+class Kept:
+    """A namespace, and what is known of it."""
+
+    def __init__(self, netns: str, now: float, *, leaving: bool = False) -> None:
+        self.netns = netns
+        self.machines: list[Machine] = []
+        self.leaving = leaving  # nobody wants anything there any more: to be cleared
+        self.look, self.urgent, self.relinked = True, True, False
+        self.timer = math.inf
+        self.seen: object = None  # what the name stood for when it was last looked at
+        self.identity: object = None
+        self.nsid: object = None
+        self.desired: Desired | None = None
+        self.proven: Glimpse | None = None  # when it last held exactly that
+        self.links: Surroundings | None = None  # at that time
+        self.known: Known | None = None
+        self.sure = False  # that nothing of ours is there but what this run put there
+        self.culprits: list[Culprit] = []
+        self.failures, self.repairs, self.looks = FAILURES, REPAIRS, LOOKS
+        self.tried = False
+        why = "it was not looked at yet"
+        self.standing = Standing(netns=netns, state=State.PENDING, since=now, why=why)
+
+    @property
+    def due(self) -> float:
+        """When it is to be looked at."""
+        if not self.look:
+            return self.timer
+        if self.urgent:
+            return -math.inf
+        if self.relinked:
+            return self.looks.until
+        return max(self.failures.until, self.repairs.until, self.looks.until)
+
+    def forget(self) -> None:
+        """What was there may be no more, or be another by now."""
+        self.desired = self.proven = self.known = self.links = None
+        self.identity = self.nsid = None
+        self.sure = False
+        self.failures, self.repairs, self.looks = FAILURES, REPAIRS, LOOKS
+        self.standing = replace(self.standing, change=None, drift=None, drifts=0)
+        self.look = self.urgent = True
