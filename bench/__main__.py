@@ -23,11 +23,12 @@ from agent.reconcile import converge
 from bench import control, flows, report
 from bench.crowd import crowd
 from bench.daemon import arrival_to_port, flush_to_port, save_to_port
+from bench.machines import machine
 from bench.measure import Action, Table, interleaved, table
 from bench.quick import quick
 from rules import nft
 from rules.desired import desire
-from rules.model import Claim, Guest, Machine, Masquerade, Protocol
+from rules.model import Claim, Guest, Machine, Protocol
 from rules.plan import diff
 from rules.ports import PortRange
 
@@ -97,7 +98,7 @@ def _change(title: str, lasts: tuple[int, int], others: int, flows: int = 0) -> 
         tempfile.TemporaryDirectory() as folder,
     ):
         links = namespace.surroundings()
-        states = itertools.cycle([desire([machine(last, others)], links) for last in lasts])
+        states = itertools.cycle([desire([_machine(last, others)], links) for last in lasts])
         converge(lab.pod, next(states), namespace)
         for number in range(flows):
             flow = connected(lab, lab.client, POD[0].ip, Protocol.UDP, 2000 + number)
@@ -122,7 +123,7 @@ def _change(title: str, lasts: tuple[int, int], others: int, flows: int = 0) -> 
     return table(title, taken)
 
 
-def machine(last: int, others: int) -> Machine:
+def _machine(last: int, others: int) -> Machine:
     """A range from 1000 to `last` beside others of TCP, and one of UDP."""
     claims = [
         Claim(Protocol.TCP, PortRange(1000, last)),
@@ -133,18 +134,7 @@ def machine(last: int, others: int) -> Machine:
         for first in range(20000, 20000 + 20 * others, 20)
     ]
     guests = ("10.0.2.2", "10.0.2.1"), ("fd10:0:2::2", "fd10:0:2::1")
-    return Machine(
-        kind="VirtualMachine",
-        namespace="default",
-        name="bench",
-        netns="bench",
-        masquerade=Masquerade(
-            name="red",
-            entry=None,
-            guests=tuple(Guest(ip_address(one), ip_address(two)) for one, two in guests),
-            claims=tuple(claims),
-        ),
-    )
+    return machine(claims, [Guest(ip_address(one), ip_address(two)) for one, two in guests])
 
 
 def dry_run() -> Table:

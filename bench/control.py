@@ -17,11 +17,12 @@ from typing import Protocol as Shape
 from agent.kernel.live import LiveKernel
 from agent.kernel.netns import inside, opened
 from agent.sources.files import load
+from bench.machines import machine
 from bench.measure import Action, Number, Table, interleaved, numbers, ratio, table, undisturbed
 from bench.process import manifest
 from rules import nft
 from rules.desired import desire
-from rules.model import Claim, Desired, Guest, Machine, Masquerade, Protocol, Surroundings
+from rules.model import Claim, Desired, Guest, Machine, Protocol, Surroundings
 from rules.plan import diff
 from rules.ports import PortRange
 from rules.shapes import Lives
@@ -224,15 +225,7 @@ def _ranges(count: int, shorter: int = 0) -> tuple[Machine, ...]:
 
 
 def _machine(claims: Sequence[Claim]) -> Machine:
-    return Machine(
-        kind="VirtualMachine",
-        namespace="default",
-        name="bench",
-        netns="bench",
-        masquerade=Masquerade(
-            name="red", entry=None, guests=(Guest(GUEST, GATEWAY),), claims=tuple(claims)
-        ),
-    )
+    return machine(claims, [Guest(GUEST, GATEWAY)])
 
 
 def manifests() -> Table:

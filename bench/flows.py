@@ -26,12 +26,13 @@ from agent.kernel.conntrack import CT_DELETE, NETLINK_NETFILTER
 from agent.kernel.lab import Lab, built
 from agent.kernel.netlink import NLM_F_ACK, ask
 from agent.kernel.netns import inside, opened
+from bench.machines import machine
 from bench.measure import Number, Table, numbers, ratio, table, undisturbed
 from bench.packets import SLICES, Packets
 from bench.process import until
 from rules import nft
 from rules.desired import desire
-from rules.model import Claim, Family, Guest, Machine, Masquerade, Observed, Protocol
+from rules.model import Claim, Family, Guest, Machine, Observed, Protocol
 from rules.plan import diff
 from rules.ports import PortRange
 from rules.shapes import gathered, lookup_of
@@ -232,11 +233,11 @@ def plain(protocol: Protocol) -> dict[str, Way]:
 
 def _shaped(protocol: Protocol, count: int) -> dict[str, Way]:
     """So many ranges as rules and as a map, as the agent would write them; the last is used."""
-    machine, port = _machine(protocol, count), FIRST + STEP * (count - 1) + 2
+    wide, port = _machine(protocol, count), FIRST + STEP * (count - 1) + 2
     packets = FEW_PACKETS if count > LENGTHY else PACKETS
     return {
-        _rules(count): Way(script=_script(machine, mapped=False), port=port, packets=packets),
-        f"map of {count}": Way(script=_script(machine, mapped=True), port=port),
+        _rules(count): Way(script=_script(wide, mapped=False), port=port, packets=packets),
+        f"map of {count}": Way(script=_script(wide, mapped=True), port=port),
     }
 
 
@@ -259,18 +260,8 @@ def _script(machine: Machine, *, mapped: bool) -> str:
 
 def _machine(protocol: Protocol, count: int) -> Machine:
     firsts = range(FIRST, FIRST + STEP * count, STEP)
-    return Machine(
-        kind="VirtualMachine",
-        namespace="default",
-        name="bench",
-        netns="bench",
-        masquerade=Masquerade(
-            name="red",
-            entry=None,
-            guests=(Guest(IPv4Address(BEHIND), IPv4Address("10.0.2.1")),),
-            claims=tuple(Claim(protocol, PortRange(n, n + WIDTH - 1)) for n in firsts),
-        ),
-    )
+    claims = [Claim(protocol, PortRange(first, first + WIDTH - 1)) for first in firsts]
+    return machine(claims, [Guest(IPv4Address(BEHIND), IPv4Address("10.0.2.1"))])
 
 
 # ------------------------------------------------------------------------------------- the field

@@ -13,8 +13,9 @@ from ipaddress import IPv4Address
 from agent.kernel.live import LiveKernel
 from agent.reconcile import keep
 from bench import control, flows
+from bench.machines import machine
 from bench.measure import Number, Table, numbers, undisturbed
-from rules.model import Claim, Guest, Machine, Masquerade, Protocol
+from rules.model import Claim, Guest, Machine, Protocol
 from rules.ports import PortRange
 from rules.values import replace
 
@@ -57,7 +58,7 @@ def resync() -> Number:
         wanted = {}
         for name in names:
             with kernel.opened(name) as namespace:
-                wanted[name] = keep(name, [_machine(name)], namespace, before=None)
+                wanted[name] = keep(name, [_machine()], namespace, before=None)
         settings = {
             name: [one.name for one in outcome.desired.sysctls] for name, outcome in wanted.items()
         }
@@ -73,20 +74,9 @@ def resync() -> Number:
     return Number(name=title, value=statistics.median(taken), unit="ms", bound=RESYNC_BOUND)
 
 
-def _machine(netns: str) -> Machine:
+def _machine() -> Machine:
     claims = [Claim(Protocol.TCP, PortRange(first, first + 999)) for first in FIRSTS]
-    return Machine(
-        kind="VirtualMachine",
-        namespace="default",
-        name=netns,
-        netns=netns,
-        masquerade=Masquerade(
-            name="red",
-            entry=None,
-            guests=(Guest(IPv4Address("10.0.2.2"), IPv4Address("10.0.2.1")),),
-            claims=tuple(claims),
-        ),
-    )
+    return machine(claims, [Guest(IPv4Address("10.0.2.2"), IPv4Address("10.0.2.1"))])
 
 
 @contextmanager

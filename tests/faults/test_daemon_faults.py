@@ -33,7 +33,7 @@ from agent.metrics import Metrics
 from agent.status import Standing, State, Status
 from rules.model import Machine, Observed, Rule, Surroundings
 from rules.plan import Plan
-from tests.daemon.running import A_MOMENT, Node, Running, comes_to_forward, forwarded, made
+from tests.daemon.running import A_MOMENT, Node, Running, comes_to_forward, forwarded
 from tests.spaces import (
     SURROUNDINGS,
     eventually,
@@ -48,24 +48,6 @@ from tests.spaces import (
     wanted,
     within,
 )
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with made(tmp_path / "node") as one:
-        yield one
-
-
-@pytest.fixture
-def blue() -> Iterator[str]:
-    with pod() as name:
-        yield name
-
-
-@pytest.fixture
-def red() -> Iterator[str]:
-    with pod() as name:
-        yield name
 
 
 class Silent:
