@@ -33,7 +33,7 @@ up() {
     ip -n desktop-guest addr add 10.0.2.2/24 dev eth0
     ip -n desktop-guest link set eth0 up
     ip -n desktop-guest route add default via 10.0.2.1
-    ip netns exec desktop-guest python3 -m http.server -d "$(mktemp -d)" 8000 >/dev/null 2>&1 &
+    ip netns exec desktop-guest python3 -m http.server -d "$(dirname "$0")" 8000 >/dev/null 2>&1 &
     echo "made: the namespace desktop (192.0.2.10) and its guest, which serves HTTP on port 8000"
 }
 
