@@ -599,7 +599,7 @@ def grown(keeping: Keeping, netns: str, count: int) -> int:
 
 
 def grows_always(keeping: Keeping, netns: str, count: int) -> bool:
-    """Whether memory is taken up in each of several rounds: a leak does, a heap that settles not."""
+    """Whether memory is taken up in every round: by a leak it is, by a heap that settles not."""
     return min(grown(keeping, netns, count // ROUNDS) for _ in range(ROUNDS)) > 64
 
 
