@@ -24,12 +24,14 @@ from rules.model import (
     Sysctl,
     is_link_name,
 )
-from rules.ports import ALL_PORTS, PortRange, coalesce
+from rules.ports import ALL_PORTS, PortRange, coalesce, subtract
 from rules.problems import Problem
-from rules.values import Value
+from rules.values import Value, replace
 
 # IPv4 only: Linux has no way back to ::1 for a packet that comes in on a link (decisions.md).
 LOOPBACK = IPv4Address("127.0.0.1")
+PROXY = IPv4Address("127.0.0.6")  # where Istio's proxy connects from, on behalf of those outside
+UNPROXIED = PortRange(22, 22)  # TCP that Istio leaves alone, as KubeVirt tells it to
 POD_LINK = "eth0"
 LABEL_BYTES = 128  # NFTNL_UDATA_COMMENT_MAXLEN: a rule's comment holds no more
 
@@ -55,20 +57,20 @@ def desire(machines: Iterable[Machine], surroundings: Surroundings | None) -> De
         if entry is None or not families:
             pending.append(Pending(owner, _why_pending(masquerade, entry)))
             continue
-        if masquerade.claims is None:
-            notes.append(f"{owner}: neither ports nor ranges are declared, so all are forwarded")
+        notes += [f"{owner}: {note}" for note in _notes(masquerade, surroundings)]
         for guest in masquerade.guests:
-            link, gateway = _guest_side(guest, entry, surroundings)
-            made = _rules(owner, masquerade, guest, entry, link, gateway)
-            if Family.of(guest.address) not in families:
+            place = _place(owner, guest, entry, masquerade, surroundings)
+            made = tuple(_rules(masquerade, place))
+            if place.family not in families:
                 kept.update(made)  # an address that comes and goes must not cut connections
-            else:
-                rules.update(made)
-                there = surroundings is None or any(x.name == link for x in surroundings.links)
-                lets_in = there and gateway is not None
-                sysctls.update(_sysctls(Family.of(guest.address), link if lets_in else None))
-                if not there:
-                    notes.append(f"{owner}: no link leads to the guest {guest.address} yet")
+                continue
+            rules.update(made)
+            there = surroundings is None or any(x.name == place.link for x in surroundings.links)
+            if not place.shared:
+                lets_in = there and place.gateway is not None
+                sysctls.update(_sysctls(place.family, place.link if lets_in else None))
+            if not there:
+                notes.append(f"{owner}: no link leads to the guest {guest.address} yet")
     return Desired(
         rules=frozenset(rules),
         sysctls=frozenset(sysctls),
@@ -172,13 +174,18 @@ def clashes(machines: Iterable[Machine]) -> list[Clash]:
 
 
 def _claims(masquerade: Masquerade) -> tuple[Claim, ...]:
-    """The fewest claims that hold exactly the declared ports, or all there are."""
-    if masquerade.claims is None:
-        return tuple(Claim(protocol, ALL_PORTS) for protocol in Protocol)
+    """The fewest claims that hold exactly the declared ports, or all there are, but for those that
+    are the pod's own."""
+    claims = masquerade.claims
+    if claims is None:
+        claims = tuple(Claim(protocol, ALL_PORTS) for protocol in Protocol)
     return tuple(
         Claim(protocol, ports)
         for protocol in Protocol
-        for ports in coalesce(c.ports for c in masquerade.claims if c.protocol is protocol)
+        for ports in subtract(
+            coalesce(c.ports for c in claims if c.protocol is protocol),
+            [c.ports for c in masquerade.reserved if c.protocol is protocol],
+        )
     )
 
 
@@ -224,6 +231,46 @@ def _why_pending(masquerade: Masquerade, entry: str | None) -> str:
     return f"there is neither a link {POD_LINK} nor a default route yet"
 
 
+class _Place(Value, kw_only=True):
+    """Where the rules for one guest stand, and what they lead between."""
+
+    owner: str
+    guest: Address
+    entry: str
+    link: str  # behind which the guest is
+    gateway: Address | None  # our own address there
+    inside: tuple[Address, ...]  # at which programs of the namespace reach the guest
+    shared: bool  # with KubeVirt, whose own chains are live
+
+    @property
+    def family(self) -> Family:
+        return Family.of(self.guest)
+
+
+def _place(
+    owner: str,
+    guest: Guest,
+    entry: str,
+    masquerade: Masquerade,
+    surroundings: Surroundings | None,
+) -> _Place:
+    family = Family.of(guest.address)
+    link, gateway = _guest_side(guest, entry, surroundings)
+    inside: tuple[Address, ...] = ()
+    if family is Family.IP and gateway is not None:
+        own = _addresses(entry, family, surroundings) if masquerade.proxied else ()
+        inside = (LOOPBACK, *own)
+    return _Place(
+        owner=owner,
+        guest=guest.address,
+        entry=entry,
+        link=link,
+        gateway=gateway,
+        inside=inside,
+        shared=surroundings is not None and family in surroundings.kubevirt,
+    )
+
+
 def _guest_side(
     guest: Guest, entry: str, surroundings: Surroundings | None
 ) -> tuple[str, Address | None]:
@@ -246,50 +293,103 @@ def _guest_side(
     return bridge, guest.gateway if is_link_name(bridge) else None  # nft refuses a longer name
 
 
-def _rules(  # noqa: PLR0913, PLR0917 - one argument for each thing a rule is made of
-    owner: str,
-    masquerade: Masquerade,
-    guest: Guest,
-    entry: str,
-    link: str,
-    gateway: Address | None,
-) -> Iterator[Rule]:
-    family = Family.of(guest.address)
-    from_inside = family is Family.IP and gateway is not None
+def _addresses(
+    entry: str, family: Family, surroundings: Surroundings | None
+) -> tuple[Address, ...]:
+    """Of that family, at which others reach the namespace."""
+    return tuple(
+        address.ip
+        for link in (surroundings.links if surroundings is not None else ())
+        if link.name == entry
+        for address in link.addresses
+        if Family.of(address) is family and is_global(address.ip)
+    )
+
+
+def _notes(masquerade: Masquerade, surroundings: Surroundings | None) -> Iterator[str]:
+    shared = bool(surroundings and surroundings.kubevirt)
+    if masquerade.claims is None and shared:
+        yield "neither ports nor ranges are declared, so KubeVirt forwards all of them"
+    elif masquerade.claims is None:
+        yield "neither ports nor ranges are declared, so all are forwarded"
+    elif shared:
+        yield "KubeVirt's own chains are live here: ours come first, and keep other ports shut"
+    if masquerade.reserved and masquerade.claims != ():
+        ports = ", ".join(f"{one.protocol.value} {one.ports}" for one in masquerade.reserved)
+        yield f"{ports} are the pod's own, and not forwarded"
+    if masquerade.proxied:
+        yield "TCP comes through the proxy of Istio"
+
+
+def _rules(masquerade: Masquerade, place: _Place) -> Iterator[Rule]:
+    """What should stand there for one guest."""
+    everything = masquerade.claims is None
+    if everything and place.shared:
+        return  # KubeVirt does just that
     matches: list[tuple[Protocol | None, PortRange | None]] = [(None, None)]
-    if masquerade.claims is not None:
+    if not everything or masquerade.reserved or masquerade.proxied:
         matches = [(claim.protocol, claim.ports) for claim in _claims(masquerade)]
+    family, owner = place.family, place.owner
     for protocol, ports in matches:
-        yield Rule(
-            chain=Chain.PREROUTING,
-            family=family,
-            owner=owner,
-            protocol=protocol,
-            ports=ports,
-            interface=entry,
-            to=guest.address,
-        )
-        if from_inside:
+        for entering in _entering(masquerade, protocol, ports):
+            yield Rule(
+                chain=Chain.PREROUTING,
+                family=family,
+                owner=owner,
+                protocol=protocol,
+                ports=entering,
+                interface=place.entry,
+                to=place.guest,
+            )
+        for address in place.inside:
             yield Rule(
                 chain=Chain.OUTPUT,
                 family=family,
                 owner=owner,
                 protocol=protocol,
                 ports=ports,
-                destination=LOOPBACK,
-                to=guest.address,
+                destination=address,
+                to=place.guest,
             )
-    yield Rule(chain=Chain.POSTROUTING, family=family, owner=owner, source=guest.address)
-    if from_inside:
-        yield Rule(
-            chain=Chain.POSTROUTING,
-            family=family,
-            owner=owner,
-            interface=link,
-            source=LOOPBACK,
-            destination=guest.address,  # of two guests behind one link, each has its gateway
-            to=gateway,
-        )
+    if place.shared:
+        yield from _guards(masquerade, place)
+    else:
+        yield Rule(chain=Chain.POSTROUTING, family=family, owner=owner, source=place.guest)
+    for source in (LOOPBACK, PROXY) if masquerade.proxied else (LOOPBACK,):
+        if place.inside:
+            yield Rule(
+                chain=Chain.POSTROUTING,
+                family=family,
+                owner=owner,
+                interface=place.link,
+                source=source,
+                destination=place.guest,  # of two guests behind one link, each has its gateway
+                to=place.gateway,
+            )
+
+
+def _entering(
+    masquerade: Masquerade, protocol: Protocol | None, ports: PortRange | None
+) -> Iterator[PortRange | None]:
+    """Of a range, what goes straight to the guest: TCP may be for the proxy first."""
+    if not masquerade.proxied or protocol is not Protocol.TCP:
+        yield ports
+    elif ports is not None and UNPROXIED.first in ports:
+        yield UNPROXIED
+
+
+def _guards(masquerade: Masquerade, place: _Place) -> Iterator[Rule]:
+    """What keeps from KubeVirt's rules, which may forward everything, what is not declared."""
+    guard = Rule(
+        chain=Chain.PREROUTING, family=place.family, owner=place.owner, interface=place.entry
+    )
+    if not masquerade.proxied:
+        yield guard
+    else:  # the rest of TCP is for the proxy to take
+        yield replace(guard, protocol=Protocol.TCP, ports=UNPROXIED)
+        yield replace(guard, protocol=Protocol.UDP, ports=ALL_PORTS)
+    for address in place.inside:
+        yield replace(guard, chain=Chain.OUTPUT, interface=None, destination=address)
 
 
 def _sysctls(family: Family, link: str | None) -> Iterator[Sysctl]:

@@ -68,6 +68,9 @@ def forgotten(plan: Plan) -> tuple[Forgotten, ...]:
         for (family, protocol, _, _), ports in new.items()
         if protocol is Protocol.UDP and (fresh := subtract(ports, _of(before, family, protocol)))
     ]
+    if any(rule.guards for rule in plan.add):
+        stay = [live.rule for live in plan.unchanged]
+        found += _strays(_ways([*stay, *plan.add, *(rule for _, rule in plan.change)]))
     return tuple(found)
 
 
@@ -86,19 +89,24 @@ def unmade(rules: Iterable[Rule]) -> tuple[Forgotten, ...]:
     """The flows that these rules would not have made, although they lead to one of their guests or
     keep one of their UDP ports to the namespace itself: left by a commit whose end we never saw."""
     ways = _ways(rules)
-    guests = {(family, to) for family, _, to, _ in ways}
-    found = [
-        Forgotten(family=family, protocol=protocol, ports=gone, answerer=guest)
-        for family, guest in guests
-        for protocol in Protocol
-        if (gone := subtract([ALL_PORTS], _to(ways, family, protocol, guest)))
-    ]
+    found = _strays(ways)
     found += [
         Forgotten(family=family, protocol=Protocol.UDP, ports=tuple(ports), answerer=None)
         for (family, protocol, _, _), ports in ways.items()
         if protocol is Protocol.UDP
     ]
     return tuple(found)
+
+
+def _strays(ways: dict[_Way, list[PortRange]]) -> list[Forgotten]:
+    """The flows to guests that none of these ways is for."""
+    guests = {(family, to) for family, _, to, _ in ways}
+    return [
+        Forgotten(family=family, protocol=protocol, ports=gone, answerer=guest)
+        for family, guest in guests
+        for protocol in Protocol
+        if (gone := subtract([ALL_PORTS], _to(ways, family, protocol, guest)))
+    ]
 
 
 def _to(
@@ -116,7 +124,7 @@ def _ways(rules: Iterable[Rule]) -> dict[_Way, list[PortRange]]:
     """The ports of each way a packet can be sent."""
     ways: dict[_Way, list[PortRange]] = {}
     for rule in rules:
-        if rule.chain in TRANSLATING:
+        if rule.chain in TRANSLATING and not rule.guards:
             shift = rule.to_port - rule.ports.first if rule.to_port and rule.ports else None
             for protocol in [rule.protocol] if rule.protocol else [*Protocol, None]:
                 way = (rule.family, protocol, rule.to, shift)

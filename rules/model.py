@@ -66,6 +66,10 @@ class Masquerade(Value, kw_only=True):
     entry: str | None  # the link traffic enters on; None: to be found in the namespace
     guests: tuple[Guest, ...]
     claims: tuple[Claim, ...] | None  # None: nothing is declared, so everything is forwarded
+    reserved: tuple[Claim, ...] = ()  # of the pod itself: never the guest's, whatever is declared
+    proxied: bool = (
+        False  # a proxy of Istio takes the TCP that enters, and opens its own to the guest
+    )
 
 
 class NotOurs(Value):
@@ -120,6 +124,7 @@ class Surroundings(Value):
 
     links: tuple[Link, ...]
     default_link: str | None = None  # where the default route leads
+    kubevirt: frozenset[Family] = frozenset()  # in which KubeVirt's own chains are live
 
 
 class Rule(Value, kw_only=True):
@@ -128,7 +133,8 @@ class Rule(Value, kw_only=True):
     In prerouting and output it sends packets to `to`: each to the port it was for or, where the
     range is shifted, to the one as far behind `to_port` as it was behind the first of `ports`. In
     postrouting it gives them the source address `to`, or that of the link they leave on where `to`
-    is None.
+    is None. In the other two, None is a guard: what no other rule of the chain sends on is the
+    namespace's own, whatever chains of others would do with it.
     """
 
     chain: Chain
@@ -174,6 +180,11 @@ class Rule(Value, kw_only=True):
             None if self.to is None else int(self.to),
             self.to_port,
         )
+
+    @property
+    def guards(self) -> bool:
+        """Whether it only keeps packets from going anywhere; it comes after all that send them."""
+        return self.to is None and self.chain is not Chain.POSTROUTING
 
     @property
     def to_ports(self) -> PortRange | None:

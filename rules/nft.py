@@ -29,15 +29,31 @@ def encode(plan: Plan) -> list[Json]:
     for lookup, gone in _erased(plan).items():
         keys = [ports_json(live.rule.ports) for live in gone]
         commands.append({"delete": {"element": {**OURS, "name": name(lookup), "elem": keys}}})
-    written, elements = _shaped(plan)
+    written, guards, elements = _shaped(plan)
     commands += [{"add": {"map": map_spec(lookup)}} for lookup in plan.gathering]
     for lookup, rules in elements.items():
         targets = {rule.to: str(rule.to) for rule in rules}
         pairs = [element(rule, targets[rule.to]) for rule in rules]
         commands.append({"add": {"element": {**OURS, "name": name(lookup), "elem": pairs}}})
-    commands += [{"add": {"rule": _rule(rule)}} for rule in written]
-    commands += [{"add": {"rule": lookup_rule(lookup)}} for lookup in plan.gathering]
+    guarded = _guarded(plan)
+    commands += [{_put(rule.chain, guarded): {"rule": _rule(rule)}} for rule in written]
+    commands += [
+        {_put(lookup.chain, guarded): {"rule": lookup_rule(lookup)}} for lookup in plan.gathering
+    ]
+    commands += [{"add": {"rule": _rule(rule)}} for rule in guards]
     return commands
+
+
+def _guarded(plan: Plan) -> frozenset[Chain]:
+    """The chains whose guard stays where it is."""
+    if plan.table is not Table.KEEP:
+        return frozenset()
+    return frozenset(live.rule.chain for live in plan.unchanged if live.rule.guards)
+
+
+def _put(chain: Chain, guarded: frozenset[Chain]) -> str:
+    """How a rule gets to its place: before the guard, if one is there."""
+    return "insert" if chain in guarded else "add"
 
 
 def in_turn(plan: Plan) -> list[list[Json]]:
@@ -87,16 +103,21 @@ def script(plan: Plan) -> str:
     for lookup, gone in _erased(plan).items():
         keys = ", ".join(str(live.rule.ports) for live in gone)
         lines.append(f"delete element inet {NAME} {name(lookup)} {{ {keys} }}")
-    written, elements = _shaped(plan)
+    written, guards, elements = _shaped(plan)
     lines += [f"add map inet {NAME} {map_words(lookup)}" for lookup in plan.gathering]
     for lookup, rules in elements.items():
         pairs = ", ".join(f'{r.ports} comment "{r.owner}" : {r.to}' for r in rules)
         lines.append(f"add element inet {NAME} {name(lookup)} {{ {pairs} }}")
-    lines += [f"add rule inet {NAME} {r.chain.value} {statement(r)}" for r in written]
+    guarded = _guarded(plan)
     lines += [
-        f"add rule inet {NAME} {lookup.chain.value} {lookup_statement(lookup)}"
+        f"{_put(r.chain, guarded)} rule inet {NAME} {r.chain.value} {statement(r)}" for r in written
+    ]
+    lines += [
+        f"{_put(lookup.chain, guarded)} rule inet {NAME} {lookup.chain.value}"
+        f" {lookup_statement(lookup)}"
         for lookup in plan.gathering
     ]
+    lines += [f"add rule inet {NAME} {r.chain.value} {statement(r)}" for r in guards]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -114,7 +135,7 @@ def statement(rule: Rule) -> str:
     if rule.protocol is not None:
         words.append(f"{rule.protocol.value} dport {rule.ports}")
     words.append("counter")
-    words.append("masquerade" if rule.to is None else _translation(rule))
+    words.append(_itself(rule) if rule.to is None else _translation(rule))
     words.append(f'comment "{rule.owner}"')
     return " ".join(words)
 
@@ -134,6 +155,11 @@ def map_words(lookup: Lookup) -> str:
     """A map as nft defines it; every element counts for itself."""
     kind = f"inet_service : {ADDRESSES[lookup.family]}"
     return f"{name(lookup)} {{ type {kind}; flags interval; counter; }}"
+
+
+def _itself(rule: Rule) -> str:
+    """Without a target, it is the namespace's own address that is put in."""
+    return "redirect" if rule.guards else "masquerade"
 
 
 def _translation(rule: Rule) -> str:
@@ -200,17 +226,18 @@ def _erased(plan: Plan) -> dict[Lookup, list[Live]]:
     return found
 
 
-def _shaped(plan: Plan) -> tuple[list[Rule], dict[Lookup, list[Rule]]]:
-    """What is written, as rules and as elements."""
+def _shaped(plan: Plan) -> tuple[list[Rule], list[Rule], dict[Lookup, list[Rule]]]:
+    """What is written as rules, as the guards behind them, and as elements."""
     rules: list[Rule] = []
+    guards: list[Rule] = []
     elements: dict[Lookup, list[Rule]] = {}
     for rule in _written(plan):
         lookup = lookup_of(rule) if plan.maps else None
         if lookup is not None and lookup in plan.maps:
             elements.setdefault(lookup, []).append(rule)
         else:
-            rules.append(rule)
-    return rules, elements
+            (guards if rule.guards else rules).append(rule)
+    return rules, guards, elements
 
 
 def _written(plan: Plan) -> list[Rule]:
@@ -321,7 +348,7 @@ def field(protocol: str, name: str) -> Json:
 def verdict(rule: Rule) -> Json:
     """The last expression of a rule: where the packet goes, or whom it comes from."""
     if rule.to is None:
-        return {"masquerade": None}
+        return {_itself(rule): None}
     target: Json = {"family": rule.family.value, "addr": str(rule.to)}
     if rule.protocol is not None and rule.ports is not None and rule.to_port is not None:
         target["port"] = _target_port(rule.protocol, rule.ports, rule.to_port)

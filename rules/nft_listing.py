@@ -45,7 +45,8 @@ def decode(
     ]
     found: list[Live | Foreign] = []
     mapped: dict[Lookup, int] = {}
-    for value in kinds.pop("rule", []):
+    rules = kinds.pop("rule", [])
+    for value in rules:
         lookup = _decode_lookup(value)
         if lookup is None:
             found.append(_decode_rule(value, known))
@@ -53,6 +54,8 @@ def decode(
             unsound.append(f"somebody looks twice into map {name(lookup)}")
     if mapped:
         found = [_misshapen(one, mapped) for one in found]
+    if any(isinstance(one, Live) and one.rule.guards for one in found):
+        found = _misplaced(found, rules)
     for lookup in mapped:
         elements, ours = _decode_map(maps.pop(name(lookup), {}), lookup)
         found += elements
@@ -115,6 +118,27 @@ def _misshapen(one: Live | Foreign, mapped: Mapping[Lookup, int]) -> Live | Fore
     if isinstance(one, Foreign) or lookup_of(one.rule) not in mapped:
         return one
     return Foreign(one.rule.chain.value, one.handle, f"dport of {one.rule.owner}")
+
+
+def _misplaced(found: list[Live | Foreign], rules: list[Json]) -> list[Live | Foreign]:
+    """A guard before a rule that sends packets on would keep them from it: it is not ours."""
+    guards = {one.handle for one in found if isinstance(one, Live) and one.rule.guards}
+    last = {
+        value.get("chain"): place
+        for place, value in enumerate(rules)
+        if _handle(value) not in guards
+    }
+    early = {
+        _handle(value)
+        for place, value in enumerate(rules)
+        if _handle(value) in guards and place < last.get(value.get("chain"), -1)
+    }
+    return [
+        Foreign(one.rule.chain.value, one.handle, f"guard of {one.rule.owner} before other rules")
+        if isinstance(one, Live) and one.handle in early
+        else one
+        for one in found
+    ]
 
 
 def _decode_map(value: Json, lookup: Lookup) -> tuple[list[Live], bool]:
@@ -207,7 +231,7 @@ def _parse(chain: Chain, owner: str, expr: list[Json]) -> Rule:
     families: set[Family] = set()
     for condition in conditions:
         _parse_match(chain, condition, fields, families)
-    if last != {"masquerade": None} or chain is not Chain.POSTROUTING:
+    if last not in ({"masquerade": None}, {"redirect": None}):
         target = last[verb(chain)]
         if len(last) > 1 or not isinstance(target, dict):
             raise ValueError(last)
@@ -217,7 +241,7 @@ def _parse(chain: Chain, owner: str, expr: list[Json]) -> Rule:
             fields["to_port"] = _first_port(target["port"])
     (family,) = families
     rule = Rule(chain=chain, family=family, owner=owner, **fields)  # type: ignore[arg-type]
-    if rule.to is not None and verdict(rule) != last:
+    if verdict(rule) != last:
         raise ValueError(last)
     return rule
 

@@ -228,5 +228,4 @@ def _by_port(rule: Rule) -> tuple[object, ...]:
 
 def _place(rule: Rule) -> tuple[object, ...]:
     """Rules that differ in this are never one rule before and after a change."""
-    masquerades = rule.chain is Chain.POSTROUTING and rule.to is None
-    return rule.chain, rule.family, rule.protocol, masquerades
+    return rule.chain, rule.family, rule.protocol, rule.to is None

@@ -134,7 +134,7 @@ def rule_words(rule: Rule) -> list[str]:
 def target(rule: Rule) -> str:
     """Where a rule sends a packet, or whose address it gives it."""
     if rule.to is None:
-        return "masquerade"
+        return "itself (guard)" if rule.guards else "masquerade"
     if rule.chain is Chain.POSTROUTING:
         return f"from {rule.to}"
     return f"{rule.to} {rule.to_ports}" if rule.to_ports else str(rule.to)
@@ -143,7 +143,7 @@ def target(rule: Rule) -> str:
 def action(rule: Rule) -> str:
     """What kind of translation a rule is."""
     if rule.chain is not Chain.POSTROUTING:
-        return "dnat"
+        return "guard" if rule.guards else "dnat"
     return "masquerade" if rule.to is None else "snat"
 
 

@@ -31,8 +31,10 @@ def matches(rule: Rule, packet: Packet) -> bool:
 
 
 def trace(rules: Iterable[Rule], chain: Chain, packet: Packet) -> Rule | None:
-    """The rule of that chain that takes the packet; of a desired set there is never a second."""
-    return next((rule for rule in rules if rule.chain is chain and matches(rule, packet)), None)
+    """The rule of that chain that takes the packet; of a desired set there is never a second, but
+    for the guard behind all others."""
+    found = [rule for rule in rules if rule.chain is chain and matches(rule, packet)]
+    return min(found, key=lambda rule: rule.guards, default=None)
 
 
 def explained(
@@ -88,6 +90,8 @@ def _flows(
 
 def _fate(rule: Rule, packet: Packet) -> str:
     what = f"{rule.protocol.value} {rule.ports}" if rule.protocol else "everything"
+    if rule.guards:
+        return f"is not declared: the guard of {rule.owner} keeps it from the guest"
     if rule.chain is Chain.POSTROUTING:
         return f"leaves with the address of the link it leaves on, by the rule of {rule.owner}"
     to = f"[{rule.to}]" if packet.family is Family.IP6 else str(rule.to)

@@ -61,8 +61,12 @@ def encode(rule: Rule) -> Json:
         fields |= {"protocol": protocol, protocol: {"dport": _dport(rule.ports)}}
     fields["comment"] = {"comment": rule.owner}
     verb, key = _verb(rule.chain)
-    fields["target"] = "MASQUERADE" if rule.to is None else {verb: {key: _target(rule)}}
+    fields["target"] = _itself(rule) if rule.to is None else {verb: {key: _target(rule)}}
     return fields
+
+
+def _itself(rule: Rule) -> str:
+    return "REDIRECT" if rule.guards else "MASQUERADE"
 
 
 def _target(rule: Rule) -> str:
@@ -171,7 +175,8 @@ def statement(rule: Rule) -> str:
         words.append(f"-p {protocol} -m {protocol} --dport {_dport(rule.ports)}")
     words.append(f'-m comment --comment "{rule.owner}"')
     verb, key = _verb(rule.chain)
-    words.append("-j MASQUERADE" if rule.to is None else f"-j {verb} --{key} {_target(rule)}")
+    to = _itself(rule) if rule.to is None else f"{verb} --{key} {_target(rule)}"
+    words.append(f"-j {to}")
     return " ".join(words)
 
 
@@ -220,7 +225,7 @@ def _parse(family: Family, chain: Chain, fields: Mapping[str, object]) -> Rule:
     target = fields["target"]
     verb, key = _verb(chain)
     to, to_port = None, None
-    if target != "MASQUERADE" or chain is not Chain.POSTROUTING:
+    if target not in ("MASQUERADE", "REDIRECT"):
         to, to_port = _parse_target(family, target[verb][key])  # type: ignore[index]
     link = fields.get(_link_key(chain))
     rule = Rule(

@@ -6,12 +6,12 @@ change from one look to the next because of what others do.
 
 from typing import Protocol
 
-from agent.errors import BackendMissing
+from agent.errors import BackendMissing, Failure
 from agent.kernel import sysctl
 from agent.kernel.iptables import Iptables, Workers
 from agent.kernel.kinds import Generation, Known
 from agent.kernel.nftables import Nftables
-from rules.model import Observed
+from rules.model import Family, Observed
 from rules.plan import Plan
 
 __all__ = ["AUTO", "IPTABLES", "NFTABLES", "Backends", "Workers", "chosen"]
@@ -42,6 +42,12 @@ class Backends:
         return modern.known if isinstance(modern, Nftables) else None
 
     @property
+    def kubevirt(self) -> frozenset[Family]:
+        """In which families KubeVirt's own chains are live."""
+        modern = self.tables if isinstance(self.tables, Nftables) else self.other
+        return modern.kubevirt() if isinstance(modern, Nftables) else frozenset()
+
+    @property
     def generation(self) -> Generation | None:
         """Of the ruleset at the last look, where that tells all: the legacy tables have none."""
         known = self.known if self.other is None else None
@@ -57,6 +63,12 @@ def chosen(asked: str, descriptor: int, workers: Workers, known: Known | None = 
     """The backend of the namespace this thread is in."""
     if asked == IPTABLES:
         other = _nftables_if_usable(known)
+        if other is not None and other.kubevirt():
+            other.close()
+            raise Failure(
+                "KubeVirt's own chains are live here, and those of iptables cannot come before them",
+                "Use the backend nftables, or auto",
+            )
         return Backends(IPTABLES, "asked for", Iptables(descriptor, workers), other)
     legacy = Iptables(descriptor, workers) if legacy_is_live() else None
     try:
@@ -70,6 +82,9 @@ def chosen(asked: str, descriptor: int, workers: Workers, known: Known | None = 
         return Backends(NFTABLES, "asked for", modern, _usable(legacy))
     if ours:
         return Backends(NFTABLES, "our table is there", modern, legacy)
+    if modern.kubevirt():
+        reason = "KubeVirt's own chains are there, and ours must come before them"
+        return Backends(NFTABLES, reason, modern, _usable(legacy))
     if legacy is not None:
         if legacy.observe().table:
             return Backends(IPTABLES, "our chains are in the legacy tables", legacy, modern)

@@ -17,9 +17,9 @@ from agent.kernel.conntrack import Conntrack, is_idle
 from agent.kernel.events import Events
 from agent.kernel.iptables import require
 from agent.kernel.kinds import Generation, Glimpse, Known
-from agent.kernel.nftables import Nftables, generation_of, netlink
+from agent.kernel.nftables import Nftables, generation_of, kubevirt_in, netlink
 from rules.flows import Forgotten, forgotten, unmade
-from rules.model import Address, Foreign, Observed, Rule, Surroundings
+from rules.model import Address, Family, Foreign, Observed, Rule, Surroundings
 from rules.plan import Plan, Table
 from rules.values import replace
 
@@ -114,7 +114,8 @@ class LiveNamespace:
 
     def surroundings(self) -> Surroundings:
         with self._inside():
-            return rtnetlink.surroundings()
+            found = rtnetlink.surroundings()
+        return replace(found, kubevirt=self._backends.kubevirt)
 
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
         with self._inside():
@@ -245,23 +246,24 @@ class LiveKernel:
     def glimpse(self, netns: str, sysctls: Iterable[str] = ()) -> Glimpse:
         with namespaces.opened(netns) as descriptor, namespaces.inside(descriptor, netns):
             status = os.fstat(descriptor)
+            generation, kubevirt = self._asked()
             return Glimpse(
                 identity=(status.st_dev, status.st_ino),
-                generation=None if legacy_is_live() else self._generation(),
-                surroundings=rtnetlink.surroundings(),
+                generation=None if legacy_is_live() else generation,
+                surroundings=replace(rtnetlink.surroundings(), kubevirt=kubevirt),
                 sysctls=sysctl.read(sysctls),
             )
 
-    def _generation(self) -> Generation | None:
-        """Of the namespace this thread is in."""
+    def _asked(self) -> tuple[Generation | None, frozenset[Family]]:
+        """What nftables tells of the namespace this thread is in."""
         try:
             asking = netlink()
         except OSError:
-            return None
+            return None, frozenset()
         try:
-            return generation_of(asking)
+            return generation_of(asking), kubevirt_in(asking)
         except OSError:
-            return None
+            return None, frozenset()
         finally:
             self._later.close(asking.close)
 

@@ -14,8 +14,8 @@ import nftables
 
 from agent.errors import BackendMissing, Failure, NotPermitted, Stale
 from agent.kernel.kinds import Generation, Known
-from agent.kernel.netlink import ask, transact
-from rules.model import Observed, Rule
+from agent.kernel.netlink import ask, attribute, transact
+from rules.model import Family, Observed, Rule
 from rules.nft import NAME, Json, in_turn
 from rules.nft_elements import are_elements, batch, carried_out, is_for
 from rules.nft_listing import decode
@@ -27,8 +27,9 @@ LIST = {"nftables": [{"list": {"table": {"family": "inet", "name": NAME}}}]}
 KNOWN_RULES = 50_000  # decoded and remembered at the most; then from scratch
 MISSING = "No such file or directory"
 NETLINK_NETFILTER = 12
-NFT_MSG_GETTABLE, NFT_MSG_GETGEN = (10 << 8) | 1, (10 << 8) | 16  # of the subsystem nftables
+NFT_MSG_GETTABLE, NFT_MSG_GETCHAIN, NFT_MSG_GETGEN = 0xA01, 0xA04, 0xA10
 NFTA_GEN_ID, NFTA_TABLE_FLAGS = 1, 2
+NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME = 1, 3
 OUR_TABLE = struct.pack("=BBHHH12s", 1, 0, 0, 4 + len(NAME) + 1, 1, NAME.encode())  # inet, name
 SO_NETNS_COOKIE = 71  # Linux 5.14
 LAST_GENERATION = 0xFFFFFFFF  # the next one is 1
@@ -62,6 +63,10 @@ class Nftables:
         self._context.set_handle_output(True)
         self.known = known
         self._rules: dict[tuple[str, str, str], Rule] = {}
+
+    def kubevirt(self) -> frozenset[Family]:
+        """In which families KubeVirt's own chains are live."""
+        return kubevirt_in(self._netlink)
 
     def observe(self) -> Observed:
         """What our table holds, as far as its rules go: where no generation of the ruleset has
@@ -149,6 +154,24 @@ def generation_of(asking: socket.socket) -> Generation:
     return Generation(
         int.from_bytes(cookie, sys.byteorder), int.from_bytes(attributes[NFTA_GEN_ID], "big")
     )
+
+
+def kubevirt_in(asking: socket.socket) -> frozenset[Family]:
+    """The families in which KubeVirt's own chains are live there."""
+    found = set()
+    for family, code in ((Family.IP, socket.AF_INET), (Family.IP6, socket.AF_INET6)):
+        try:
+            ask(asking, NFT_MSG_GETCHAIN, 0, bytes([code, 0, 0, 0]) + KUBEVIRT_CHAIN, "=BBH")
+        except FileNotFoundError:
+            continue
+        found.add(family)
+    return frozenset(found)
+
+
+# It is jumped to by the first rule that KubeVirt (from 0.59 to 1.9 at least) makes for a machine.
+KUBEVIRT_CHAIN = attribute(NFTA_CHAIN_TABLE, b"nat\0") + attribute(
+    NFTA_CHAIN_NAME, b"KUBEVIRT_PREINBOUND\0"
+)
 
 
 def failure(error: str, table: Table) -> Failure:

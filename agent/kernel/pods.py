@@ -1,0 +1,317 @@
+"""From the UID of a pod to its network namespace, whatever the pod's user has put in our way.
+
+virt-launcher listens on a socket in a volume of its pod: who listens there tells the process, and
+the process its namespace. Where nobody listens, the node's processes are searched for those of the
+pod. Its user can write into the volume, start processes, make cgroups below his own and leave
+namespaces. What he cannot do is to be in another pod's cgroup: that is asked of every process,
+through the same descriptor as its namespace, so that neither a link, nor somebody else's socket,
+nor a number that is given again can lead us astray. Neither is the node's own namespace a pod's.
+
+No descriptor outlives a call: none keeps a namespace alive, and a thousand pods cost none.
+"""
+
+import os
+import re
+import socket
+import stat
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from agent.errors import Failure, NoNamespace, NotPermitted
+from rules.manifests.resources import backing_links
+from rules.problems import shown
+from rules.values import Value
+
+VOLUME = ("volumes", "kubernetes.io~empty-dir", "sockets")
+SOCKET = "launcher-sock"
+SCAN_LASTS = 1.0  # seconds
+SCAN_SHARE = 20  # of the time, one part in so many at most goes into scans
+MOST_REMEMBERED = 4096  # pods; a node has a few hundred, but over its life many more
+MOST_READ, MOST_ENVIRONMENT = 1 << 17, 1 << 20  # bytes
+
+PLACE = os.O_PATH | os.O_CLOEXEC
+FOLDER = PLACE | os.O_DIRECTORY
+READ = os.O_RDONLY | os.O_CLOEXEC
+GONE = (FileNotFoundError, ProcessLookupError)
+CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
+UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")  # short: a static pod's
+# The kubelet names the cgroup of a pod pod<uid>, or with systemd kubepods-burstable-pod<u_i_d>.slice
+NAMED = re.compile(rb"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?!\w)")
+
+Identity = tuple[int, int]
+
+
+class Tampered(Failure):
+    """What was found in the place of a pod's namespace must not be trusted."""
+
+
+class Process(Value):
+    """One of a pod's, and the namespace it is in; its number alone may be another's tomorrow."""
+
+    pid: int
+    started: int  # ticks after the boot
+    identity: Identity
+
+
+class Pods:
+    """The pods of this node, by UID. It may be asked from several threads."""
+
+    def __init__(
+        self, kubelet_root: str, proc: str = "/proc", *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._root, self._proc, self._clock = kubelet_root, proc, clock
+        self._own = _identity("/proc/thread-self/ns/net")
+        self._remembered: dict[str, Process] = {}
+        self._scan: tuple[float, Mapping[str, list[int]]] = (0.0, {})  # until when, what
+
+    # --------------------------------------------------------------------------- what it tells
+
+    def folder(self, uid: str) -> str:
+        """Where the socket appears, and something to look at with it."""
+        return "/".join((self._root, "pods", _checked(uid), *VOLUME))
+
+    def identity(self, uid: str) -> Identity | None:
+        """Which namespace is the pod's now; None where there is none that we would enter."""
+        known = self._remembered.get(uid)
+        if known is not None and self._still_is(known):
+            return known.identity
+        try:
+            with self.opened(uid) as descriptor:
+                return _identity(descriptor)
+        except Failure:
+            return None
+
+    @contextmanager
+    def opened(self, uid: str) -> Iterator[int]:
+        """A descriptor of the namespace; it keeps the namespace alive while it is open."""
+        with _explained(_checked(uid)):
+            process, descriptor = self._entered(uid)
+        try:
+            if len(self._remembered) >= MOST_REMEMBERED:
+                self._remembered.clear()
+            self._remembered[uid] = process
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def resources(self, uid: str) -> dict[str, str]:
+        """Which link stands for each network resource, as the launcher's environment tells: what
+        the pod says of itself. Not for a thread that others wait for: the memory that it is read
+        from is the pod's, which could make the reading last."""
+        try:
+            with _explained(_checked(uid)):
+                return self._told(uid)
+        except Failure:  # opening the namespace says why
+            return {}
+
+    # ---------------------------------------------------------------------------- which process
+
+    def _still_is(self, known: Process) -> bool:
+        try:
+            started = _started(_read(f"{self._proc}/{known.pid}/stat"))
+            return (started, self._namespace_of(known.pid)) == (known.started, known.identity)
+        except OSError:
+            return False
+
+    def _entered(self, uid: str) -> tuple[Process, int]:
+        """A process of the pod, and its namespace, opened."""
+        known = self._remembered.pop(uid, None)
+        if known is not None:
+            with suppress(*GONE, Tampered):  # its number may be somebody else's by now
+                process, descriptor = self._enter(uid, known.pid)
+                if process == known:
+                    return process, descriptor
+                os.close(descriptor)
+        listener = self._listener(uid)
+        if listener is not None:
+            with suppress(*GONE):
+                return self._enter(uid, listener)
+        for pid in self._eldest_first(uid):
+            # What serves the pod from the node's namespace (conmon, a container about to start) is
+            # in its cgroup, too; and a number may be somebody else's since the scan.
+            with suppress(*GONE, Tampered):
+                return self._enter(uid, pid)
+        raise NoNamespace(f"nothing runs on this node in pod {uid} (yet)")
+
+    def _enter(self, uid: str, pid: int) -> tuple[Process, int]:
+        with self._of_pod(uid, pid) as process:
+            started = _started(_read("stat", process))
+            descriptor = os.open("ns/net", READ, dir_fd=process)
+        try:
+            identity = _identity(descriptor)
+            if identity in (self._own, self._namespace_of(1)):
+                raise _tampered(uid, f"its process {pid} is in the node's own network namespace")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return Process(pid, started, identity), descriptor
+
+    @contextmanager
+    def _of_pod(self, uid: str, pid: int) -> Iterator[int]:
+        """A process by a descriptor of its folder, which no other process ever gets; proven to be
+        one of that pod."""
+        with _opened(f"{self._proc}/{pid}", FOLDER) as process:
+            named = pod_of(_read("cgroup", process))
+            if named != uid:
+                whose = f"of pod {named}" if named else "of no pod"
+                raise _tampered(uid, f"process {pid} speaks for it, which is {whose}")
+            yield process
+
+    def _namespace_of(self, pid: int) -> Identity:
+        return _identity(f"{self._proc}/{pid}/ns/net")
+
+    def _told(self, uid: str) -> dict[str, str]:
+        listener = self._listener(uid)
+        for pid in self._eldest_first(uid) if listener is None else (listener,):
+            with suppress(*GONE, Tampered), self._of_pod(uid, pid) as process:
+                text = os.fsdecode(_read("environ", process, MOST_ENVIRONMENT))
+                pairs = (variable.partition("=") for variable in text.split("\0"))
+                if found := backing_links((name, value) for name, _, value in pairs):
+                    return found
+        return {}
+
+    # ------------------------------------------------------------------- the first way: a socket
+
+    def _listener(self, uid: str) -> int | None:
+        """The process that listens on the launcher's socket; None where none does."""
+        try:
+            with self._volume(uid) as volume, _opened(SOCKET, PLACE | os.O_NOFOLLOW, volume) as at:
+                if not stat.S_ISSOCK(os.fstat(at).st_mode):
+                    raise _tampered(uid, f"{SOCKET} is no socket")
+                return _asked_who_listens(uid, at)
+        except FileNotFoundError:
+            return None
+        except PermissionError as error:
+            raise NotPermitted(
+                f"may not reach {SOCKET} of pod {uid}", "Run as root, with CAP_DAC_OVERRIDE"
+            ) from error
+
+    @contextmanager
+    def _volume(self, uid: str) -> Iterator[int]:
+        """Walked to from the root step by step, none of which may be a link."""
+        place = os.open(self._root, FOLDER)
+        try:
+            for step in ("pods", uid, *VOLUME):
+                try:
+                    following = os.open(step, FOLDER | os.O_NOFOLLOW, dir_fd=place)
+                except NotADirectoryError as error:  # also of a link, to whatever it leads
+                    raise _tampered(uid, f"{step} is no directory on the way to it") from error
+                os.close(place)
+                place = following
+            yield place
+        finally:
+            os.close(place)
+
+    # ------------------------------------------------------------------ the second way: a search
+
+    def _eldest_first(self, uid: str) -> list[int]:
+        """The pod's processes by age. What the runtime started first holds the namespace that it
+        made for the pod; whoever entered another one, as a tenant may, came later."""
+        found: list[tuple[int, int]] = []
+        for pid in self._scanned().get(uid, ()):
+            with suppress(*GONE):
+                found.append((_started(_read(f"{self._proc}/{pid}/stat")), pid))
+        return [pid for _, pid in sorted(found)]
+
+    def _scanned(self) -> Mapping[str, list[int]]:
+        """The processes of every pod, of a moment ago: one scan serves all who wait for a pod."""
+        until, members = self._scan
+        began = self._clock()
+        if began < until:
+            return members
+        scanned: dict[str, list[int]] = {}
+        for name in os.listdir(self._proc):  # noqa: PTH208 - thousands of names
+            if name.isdecimal():
+                with suppress(OSError):
+                    uid = pod_of(_read(f"{self._proc}/{name}/cgroup"))
+                    if uid:
+                        scanned.setdefault(uid, []).append(int(name))
+        ended = self._clock()
+        self._scan = ended + max(SCAN_LASTS, SCAN_SHARE * (ended - began)), scanned
+        return scanned
+
+
+def pod_of(cgroup: bytes) -> str:
+    """The pod whose process has that /proc/<pid>/cgroup; empty: none, or more than one.
+
+    Of each line the outermost name counts: below it, whoever is in the pod may make cgroups of any
+    name. Seen from a cgroup namespace of our own, a path begins at the first ancestor in common,
+    which is above both pods.
+    """
+    matches = [NAMED.search(line) for line in cgroup.split(b"\n") if b"pod" in line]
+    named = {match[1].replace(b"_", b"-").decode() for match in matches if match}
+    return named.pop() if len(named) == 1 else ""
+
+
+def _asked_who_listens(uid: str, place: int) -> int | None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.setblocking(False)  # where too many wait to be accepted, we would wait as well
+        try:
+            asking.connect(f"/proc/self/fd/{place}")  # what was checked, not what is there now
+        except (ConnectionRefusedError, BlockingIOError):
+            return None
+        except PermissionError:
+            raise
+        except OSError as error:  # of another type than a launcher's
+            raise _tampered(uid, f"{SOCKET} cannot be connected to: {error.strerror}") from error
+        told = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid = int(CREDENTIALS.unpack(told)[0])  # of who called listen()
+    if pid == 0:
+        raise NotPermitted(
+            f"the process that listens on {SOCKET} of pod {uid} cannot be seen from here",
+            "Run the agent among the node's processes (hostPID: true)",
+        )
+    return pid
+
+
+@contextmanager
+def _explained(uid: str) -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise NotPermitted(
+            f"may not look at the namespaces of process 1 and of pod {uid}",
+            "Run as root, with CAP_SYS_PTRACE",
+        ) from error
+    except OSError as error:
+        raise Failure(f"cannot look for the namespace of pod {uid}: {error}") from error
+
+
+def _checked(uid: str) -> str:
+    """A UID, which is safe to be a part of a path."""
+    if not UID.fullmatch(uid):
+        raise Tampered(f"{shown(uid)} is not the UID of a pod")
+    return uid
+
+
+def _tampered(uid: str, what: str) -> Tampered:
+    return Tampered(f"pod {uid}: {what}", "Nothing is done there; find out who runs in that pod")
+
+
+@contextmanager
+def _opened(path: str, flags: int, place: int | None = None) -> Iterator[int]:
+    descriptor = os.open(path, flags, dir_fd=place)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: str, place: int | None = None, most: int = MOST_READ) -> bytes:
+    with _opened(path, READ, place) as descriptor:
+        text = b""
+        while len(text) < most and (more := os.read(descriptor, most - len(text))):
+            text += more
+        return text
+
+
+def _started(text: bytes) -> int:
+    """From /proc/<pid>/stat; the name of a process, in brackets, may be anything."""
+    return int(text[text.rindex(b")") + 2 :].split(maxsplit=20)[19])
+
+
+def _identity(namespace: str | int) -> Identity:
+    status = os.stat(namespace)  # noqa: PTH116 - asked for every pod whenever any comes or goes
+    return status.st_dev, status.st_ino
