@@ -28,7 +28,8 @@ from agent.log import Log
 from agent.metrics import Metrics
 from agent.notify import Notifier
 from agent.server import Server
-from agent.sources.directory import Directory, Meaning
+from agent.sources.directory import Directory
+from agent.sources.meaning import Meaning, Source
 from agent.sources.store import Store
 from agent.sources.watch import Watch
 from agent.status import Standing, State, Status
@@ -36,7 +37,6 @@ from rules.problems import Problem
 from rules.shapes import lookup_of, name
 from rules.values import replace
 
-FOLD = 0.003  # seconds: what is saved together is read together
 STUCK = 60.0  # seconds without progress in the middle of work
 
 
@@ -55,8 +55,7 @@ class Daemon:
         self._stop = self._reload = False
         self._problems: frozenset[Problem] = frozenset()
         self._skipped: frozenset[str] = frozenset()
-        self._stirred: set[str] | None = None
-        self._read = True  # whether the manifests are to be looked at
+        self._read = True  # whether the source is to be looked at
         self._resync = 0.0
         self._progress: float | None = None  # when work last went on; None: waiting for some
         self._fed = -math.inf
@@ -97,10 +96,8 @@ class Daemon:
         self._kernel = self._made_kernel()
         self._keeper = Keeper(self._kernel, self._log, self._metrics)
         self._store = Store(config.state_dir, self._warn)
-        self._watch = Watch(config.manifests)
-        self._epoll.register(self._watch.fileno(), select.EPOLLIN)
-        self._directory = Directory(config.manifests, self._store, self._watch, self._reads)
-        self._keeper.leave({*self._store.leaving, *self._directory.namespaces})
+        self._use(self._made_source())
+        self._keeper.leave({*self._store.leaving, *self._source.namespaces})
         self._server: Server | None = None
         stack.callback(self._end)
         self._serve()
@@ -108,9 +105,18 @@ class Daemon:
     def _end(self) -> None:
         """Of what a reload may have replaced."""
         self._kernel.close()
-        self._watch.close()
+        self._source.close()
         if self._server is not None:
             self._server.close()
+
+    def _made_source(self) -> Source:
+        manifests = self._config.manifests
+        return Directory(manifests, self._store, Watch(manifests), self._reads)
+
+    def _use(self, source: Source) -> None:
+        self._source = source
+        for descriptor in source.filenos():
+            self._epoll.register(descriptor, select.EPOLLIN)
 
     def _made_kernel(self) -> LiveKernel:
         """What cannot even look at its own namespace would fail in every other."""
@@ -166,7 +172,7 @@ class Daemon:
 
     def _wait(self) -> None:
         due = [self._keeper.due, self._resync]
-        due += [] if self._watch.due is None else [self._watch.due]
+        due += [] if self._source.due is None else [self._source.due]
         if self._notifier.watchdog_seconds:
             due.append(self._fed + self._notifier.watchdog_seconds / 3)
         self._progress = None
@@ -188,35 +194,23 @@ class Daemon:
                     self._keeper.look_at_all()
         if self._arrivals.stirred():
             self._keeper.arrived()
-            if self._directory.is_another():
-                self._read, self._stirred = True, None
-        self._hear_manifests()
+            if self._source.is_another():
+                self._source.renew()
+                self._read = True
+        self._read |= self._source.heard()
         now = time.monotonic()
         if now >= self._resync:
             self._read = True
             self._keeper.look_at_all()
         signals.drain(self._wake)
 
-    def _hear_manifests(self) -> None:
-        stirred = self._watch.stirred()
-        if stirred is None or stirred:
-            time.sleep(FOLD)
-            more = self._watch.stirred()
-            stirred = None if stirred is None or more is None else stirred | more
-        if stirred is None:
-            self._stirred = None
-        elif self._stirred is not None:
-            self._stirred |= stirred
-        if stirred is None or stirred:
-            self._read = True
-
     def _work(self) -> None:
         now = time.monotonic()
         if now >= self._resync:
             self._resync = now + self._config.resync_seconds
         if self._read:
-            self._take(self._directory.read(self._stirred, self._reads))
-            self._read, self._stirred = False, set()
+            self._read = False
+            self._take(self._source.look(self._reads))
         self._store.leave(self._keeper.leaving)
         looked = self._keeper.work(self._progressed, lambda: self._stop)
         if looked:
@@ -224,7 +218,7 @@ class Daemon:
         if self._keeper.news() or looked:
             self._publish()
         if not self._stop:
-            self._directory.remember(self._reads)
+            self._source.remember(self._reads)
             self._store.leave(self._keeper.leaving)
 
     def _take(self, meaning: Meaning) -> None:
@@ -258,7 +252,7 @@ class Daemon:
         self._skipped = frozenset(meaning.skipped)
 
     def _publish(self) -> None:
-        meaning, standings = self._directory.meaning, self._keeper.standings
+        meaning, standings = self._source.meaning, self._keeper.standings
         states = {one.state for one in standings}
         readable = not meaning.unreadable
         self._status = replace(
@@ -306,7 +300,8 @@ class Daemon:
         except (Failure, OSError) as failure:
             self._log.error("reload failed", why=failure, so="the old configuration goes on")
         self._keeper.renew()
-        self._read, self._stirred = True, None
+        self._source.renew()
+        self._read = True
         self._resync = 0.0
 
     def _change_to(self, config: Config) -> None:
@@ -332,15 +327,14 @@ class Daemon:
             raise
         finally:
             if config.manifests != old.manifests:
-                self._move_to(config.manifests)
+                self._move()
 
-    def _move_to(self, manifests: str) -> None:
-        watch = Watch(manifests)
-        self._epoll.unregister(self._watch.fileno())
-        self._watch.close()
-        self._watch = watch
-        self._epoll.register(self._watch.fileno(), select.EPOLLIN)
-        self._directory = Directory(manifests, self._store, self._watch, self._reads)
+    def _move(self) -> None:
+        source = self._made_source()
+        for descriptor in self._source.filenos():
+            self._epoll.unregister(descriptor)
+        self._source.close()
+        self._use(source)
 
     # ----------------------------------------------------------------------------- progress
 

@@ -66,7 +66,7 @@ def chosen(asked: str, descriptor: int, workers: Workers, known: Known | None = 
         if other is not None and other.kubevirt():
             other.close()
             raise Failure(
-                "KubeVirt's own chains are live here, and those of iptables cannot come before them",
+                "KubeVirt's own chains are live here, and iptables cannot come before them",
                 "Use the backend nftables, or auto",
             )
         return Backends(IPTABLES, "asked for", Iptables(descriptor, workers), other)

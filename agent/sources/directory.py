@@ -5,34 +5,21 @@ meaning, also over a restart; a directory that cannot be read changes nothing.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+import time
+from collections.abc import Iterable
 
 from agent.sources.files import Text, content, is_manifest, label, understood
+from agent.sources.meaning import Meaning, Progress
 from agent.sources.settled import settle
 from agent.sources.store import Store
 from agent.sources.watch import Watch
-from rules.model import Machine
 from rules.problems import Problem
 from rules.values import Value, replace
 
+FOLD = 0.003  # seconds: what is saved together is read together
 LOOKS = 3  # at a directory whose links lead to new places each time
 
 Signature = tuple[int, ...]
-Progress = Callable[[], None]
-
-
-class Meaning(Value, kw_only=True):
-    """What the source says."""
-
-    machines: tuple[Machine, ...] = ()
-    problems: tuple[Problem, ...] = ()
-    skipped: tuple[str, ...] = ()
-    held: tuple[str, ...] = ()  # files that go on with their last good meaning
-    unknown: tuple[str, ...] = ()  # bad files without one: what they declare may be running
-    count: int = 0
-    unreadable: str = ""
-    contested: Mapping[str, str] = MappingProxyType({})  # namespaces, with what is wrong there
 
 
 class _File(Value):
@@ -54,6 +41,7 @@ class Directory:
         self._watch = watch
         self._files: dict[str, _File] = {}  # by path
         self._seen: tuple[int, int] | None = None
+        self._stirred: set[str] | None = None  # paths that are to be read again; None: all
         self._texts = store.load()  # the last good ones, by label
         self._said: dict[str, Text] = {}
         for file, text in sorted(self._texts.items()):
@@ -83,6 +71,41 @@ class Directory:
                 break
         self.meaning = self._settled(unreadable)
         return self.meaning
+
+    def filenos(self) -> tuple[int, ...]:
+        """What to poll."""
+        return (self._watch.fileno(),)
+
+    @property
+    def due(self) -> float | None:
+        """When to listen again although nothing is to be heard."""
+        return self._watch.due
+
+    def heard(self) -> bool:
+        """Listen; whether something is to be read."""
+        stirred = self._watch.stirred()
+        if stirred is None or stirred:
+            time.sleep(FOLD)
+            more = self._watch.stirred()
+            stirred = None if stirred is None or more is None else stirred | more
+        if stirred is None:
+            self._stirred = None
+        elif self._stirred is not None:
+            self._stirred |= stirred
+        return stirred is None or bool(stirred)
+
+    def renew(self) -> None:
+        """Whatever is known, all of it is to be read again."""
+        self._stirred = None
+
+    def look(self, beat: Progress = lambda: None) -> Meaning:
+        """Read what was heard of, and what looks different."""
+        meaning = self.read(self._stirred, beat)
+        self._stirred = set()
+        return meaning
+
+    def close(self) -> None:
+        self._watch.close()
 
     def is_another(self) -> bool:
         """Whether the path leads to another directory than it did: one that was mounted there."""

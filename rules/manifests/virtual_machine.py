@@ -1,13 +1,14 @@
 """A VirtualMachine, a VirtualMachineInstance or the VM of the oldest documents becomes a Machine:
 the interface we forward to, with its claims, and those that are not ours, with the reason."""
 
-from rules.manifests import metadata, networks, port_annotations, ports
+from rules.manifests import metadata, neighbours, networks, port_annotations, ports
 from rules.manifests.fields import Fields
 from rules.manifests.metadata import GUEST, PORT_RANGES, Annotations
 from rules.manifests.networks import Network, Part
 from rules.manifests.ports import Entry
 from rules.model import Address, Guest, Machine, Masquerade, NotOurs
 from rules.problems import dotted
+from rules.values import replace
 
 KINDS = ("VirtualMachine", "VirtualMachineInstance", "VM")
 _DEFAULT_BRIDGE = NotOurs(
@@ -16,8 +17,11 @@ _DEFAULT_BRIDGE = NotOurs(
 _DETACHED = NotOurs("", "no network is attached")
 
 
-def read_machine(document: Fields, kind: str, *, limit: int, netns: str | None) -> Machine | None:
-    """The machine of a manifest; None where the document has a problem."""
+def read_machine(
+    document: Fields, kind: str, *, limit: int, netns: str | None, tenant: bool = False
+) -> Machine | None:
+    """The machine of a manifest; None where the document has a problem. What a tenant wrote, and
+    not root, may not say where it is to be applied."""
     own_metadata = document.mapping("metadata")
     namespace, name = metadata.identity(own_metadata)
     spec, template_metadata = _specification(document, kind)
@@ -25,11 +29,18 @@ def read_machine(document: Fields, kind: str, *, limit: int, netns: str | None) 
     if template_metadata:
         annotations.collect(template_metadata)
     annotations.collect(own_metadata)
+    if tenant:
+        metadata.refuse_bare_metal(annotations)
     named_netns = metadata.netns(annotations)
     metadata.addresses(annotations, metadata.ADDRESS)
     masquerade, not_ours = _attachments(spec, annotations, limit)
     if document.found:
         return None
+    if masquerade:
+        metadatas = (template_metadata, own_metadata) if template_metadata else (own_metadata,)
+        proxied = neighbours.is_proxied(metadatas)
+        own = neighbours.reserved(document, proxied=proxied)
+        masquerade = replace(masquerade, reserved=own, proxied=proxied)
     return Machine(
         kind=kind,
         namespace=namespace,

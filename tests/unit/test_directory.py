@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.sources.directory import Directory, Meaning
+from agent.sources.directory import Directory
+from agent.sources.meaning import Meaning
 from agent.sources.store import Store
 from agent.sources.watch import PATIENCE, Watch, way
 from tests.spaces import manifest

@@ -1,0 +1,59 @@
+"""What a source says, and what every source offers to who keeps it in view: a directory of
+manifests, or the API of a cluster."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from rules.model import Machine
+from rules.problems import Problem
+from rules.values import Value
+
+Progress = Callable[[], None]
+
+
+class Meaning(Value, kw_only=True):
+    """What the source says."""
+
+    machines: tuple[Machine, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    skipped: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()  # files that go on with their last good meaning
+    unknown: tuple[str, ...] = ()  # bad files without one: what they declare may be running
+    count: int = 0
+    unreadable: str = ""
+    contested: Mapping[str, str] = MappingProxyType({})  # namespaces, with what is wrong there
+
+
+class Source(Protocol):
+    """Where manifests come from."""
+
+    meaning: Meaning  # as of the last look
+
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """Where the machines are that it was last known to declare, also by an earlier run."""
+
+    @property
+    def due(self) -> float | None:
+        """When to listen again although nothing is to be heard."""
+
+    def filenos(self) -> tuple[int, ...]:
+        """What to poll."""
+
+    def heard(self) -> bool:
+        """Listen; whether something is to be looked at."""
+
+    def is_another(self) -> bool:
+        """Whether what was mounted or unmounted has put another in its place."""
+
+    def renew(self) -> None:
+        """Whatever is known, all of it is to be read again."""
+
+    def look(self, beat: Progress) -> Meaning:
+        """What it says now."""
+
+    def remember(self, beat: Progress) -> None:
+        """Store what it last said, for the next run."""
+
+    def close(self) -> None: ...
