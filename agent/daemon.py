@@ -82,7 +82,7 @@ class Daemon:
 
     def _set_up(self, stack: ExitStack) -> None:
         config = self._config
-        self._metrics = Metrics(lambda: self._status, _counted)
+        self._metrics = Metrics(lambda: self._status, self._counted)
         self._events = Events()
         stack.callback(self._events.close)
         self._arrivals = Arrivals()
@@ -359,14 +359,14 @@ class Daemon:
         progress = self._progress
         return time.monotonic() if progress is None else progress
 
+    def _counted(self, standing: Standing) -> counters.Counted:
+        """For whoever asks, in whichever thread."""
+        lookups = {lookup_of(one.rule) for one in standing.live if not one.handle}
+        maps = sorted(name(lookup) for lookup in lookups if lookup)
+        return counters.read(standing.netns, standing.identity, maps, self._kernel.found)
+
     def _warn(self, what: str) -> None:
         self._log.once(what, "warning", "warning", what=what)
-
-
-def _counted(standing: Standing) -> counters.Counted:
-    lookups = {lookup_of(one.rule) for one in standing.live if not one.handle}
-    maps = sorted(name(lookup) for lookup in lookups if lookup)
-    return counters.read(standing.netns, standing.identity, maps)
 
 
 def _folders(names: Iterable[str]) -> set[str]:

@@ -6,7 +6,8 @@ the loop's own context; the numbers alone are one question to the kernel.
 import os
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 
 from agent.errors import Failure, NoNamespace, NotPermitted
 from agent.kernel.netlink import NLM_F_DUMP, Attributes, ask, attribute, attributes
@@ -32,14 +33,17 @@ OUR_ELEMENTS = struct.pack("=BBH", NFPROTO_INET, 0, 0) + attribute(
 PATIENCE = 2.0  # seconds; the kernel answers in less than a thousandth of it
 
 Counted = dict[object, tuple[int, int]]
+Finding = Callable[[str], AbstractContextManager[int]]  # a namespace by its name, opened
 
 
-def read(netns: str, identity: object, maps: Iterable[str] = ()) -> Counted:
+def read(
+    netns: str, identity: object, maps: Iterable[str] = (), found: Finding = opened
+) -> Counted:
     """The packets and bytes of each rule in our table and of each element of these maps, by what
     rules.shapes.spot says; nothing where the namespace has gone, or where its name is another's
     now."""
     try:
-        with opened(netns) as descriptor:
+        with found(netns) as descriptor:
             status = os.fstat(descriptor)
             if (status.st_dev, status.st_ino) != identity:
                 return {}

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from agent.errors import BackendMissing, Failure, NoNamespace
 from agent.kernel import netns as namespaces
@@ -18,6 +18,7 @@ from agent.kernel.events import Events
 from agent.kernel.iptables import require
 from agent.kernel.kinds import Generation, Glimpse, Known
 from agent.kernel.nftables import Nftables, generation_of, kubevirt_in, netlink
+from agent.kernel.pods import POD, Pods
 from rules.flows import Forgotten, forgotten, unmade
 from rules.model import Address, Family, Foreign, Observed, Rule, Surroundings
 from rules.plan import Plan, Table
@@ -25,6 +26,7 @@ from rules.values import replace
 
 MOST_TO_CLOSE = 32  # sockets and contexts that wait for it: each is memory, and keeps its namespace
 OWN = "/proc/thread-self/ns/net"
+KUBELET_ROOT = "/var/lib/kubelet"
 PATIENCE = 5.0  # seconds to wait for another of us in the same namespace
 
 
@@ -205,10 +207,17 @@ class LiveKernel:
     calls `afterwards` when the rules of all are made."""
 
     def __init__(
-        self, backend: str = AUTO, *, defer: bool = False, events: Events | None = None
+        self,
+        backend: str = AUTO,
+        *,
+        defer: bool = False,
+        events: Events | None = None,
+        pods: Pods | None = None,
     ) -> None:
-        """With events, every namespace that is opened is heard of from then on."""
+        """With events, every namespace that is opened is heard of from then on. Those of pods have
+        names such as pod:<UID>."""
         self._backend = backend
+        self._pods = pods or Pods(KUBELET_ROOT)
         self._events = events
         self._workers = Workers()
         self._later = Deferred() if defer else AtOnce()
@@ -217,11 +226,19 @@ class LiveKernel:
         return namespaces.names()
 
     def identity(self, netns: str) -> object:
+        if netns.startswith(POD):
+            return self._pods.identity(netns.removeprefix(POD))
         return namespaces.identity(netns)
+
+    def found(self, netns: str) -> AbstractContextManager[int]:
+        """A descriptor of the namespace; it keeps the namespace alive while it is open."""
+        if netns.startswith(POD):
+            return self._pods.opened(netns.removeprefix(POD))
+        return namespaces.opened(netns)
 
     @contextmanager
     def opened(self, netns: str, known: Known | None = None) -> Iterator[LiveNamespace]:
-        with namespaces.opened(netns) as descriptor:
+        with self.found(netns) as descriptor:
             nsid = self._nsid(descriptor, netns)
             namespace = LiveNamespace(
                 netns,
@@ -244,7 +261,7 @@ class LiveKernel:
             raise NoNamespace(f"there is no network namespace {netns}") from error
 
     def glimpse(self, netns: str, sysctls: Iterable[str] = ()) -> Glimpse:
-        with namespaces.opened(netns) as descriptor, namespaces.inside(descriptor, netns):
+        with self.found(netns) as descriptor, namespaces.inside(descriptor, netns):
             status = os.fstat(descriptor)
             generation, kubevirt = self._asked()
             return Glimpse(

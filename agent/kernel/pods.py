@@ -24,12 +24,13 @@ from rules.manifests.resources import backing_links
 from rules.problems import shown
 from rules.values import Value
 
+POD = "pod:"  # begins the name of a namespace that is a pod's
 VOLUME = ("volumes", "kubernetes.io~empty-dir", "sockets")
 SOCKET = "launcher-sock"
 SCAN_LASTS = 1.0  # seconds
 SCAN_SHARE = 20  # of the time, one part in so many at most goes into scans
 MOST_REMEMBERED = 4096  # pods; a node has a few hundred, but over its life many more
-MOST_READ, MOST_ENVIRONMENT = 1 << 17, 1 << 20  # bytes
+AT_ONCE, MOST_READ, MOST_ENVIRONMENT = 1 << 13, 1 << 17, 1 << 20  # bytes
 
 PLACE = os.O_PATH | os.O_CLOEXEC
 FOLDER = PLACE | os.O_DIRECTORY
@@ -37,7 +38,7 @@ READ = os.O_RDONLY | os.O_CLOEXEC
 GONE = (FileNotFoundError, ProcessLookupError)
 CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")  # short: a static pod's
-# The kubelet names the cgroup of a pod pod<uid>, or with systemd kubepods-burstable-pod<u_i_d>.slice
+# The kubelet names a pod's cgroup pod<u-i-d>, or for systemd kubepods-burstable-pod<u_i_d>.slice
 NAMED = re.compile(rb"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?!\w)")
 
 Identity = tuple[int, int]
@@ -141,7 +142,7 @@ class Pods:
             descriptor = os.open("ns/net", READ, dir_fd=process)
         try:
             identity = _identity(descriptor)
-            if identity in (self._own, self._namespace_of(1)):
+            if identity in self._namespaces_of_the_node():
                 raise _tampered(uid, f"its process {pid} is in the node's own network namespace")
         except BaseException:
             os.close(descriptor)
@@ -161,6 +162,12 @@ class Pods:
 
     def _namespace_of(self, pid: int) -> Identity:
         return _identity(f"{self._proc}/{pid}/ns/net")
+
+    def _namespaces_of_the_node(self) -> tuple[Identity, ...]:
+        try:
+            return self._own, self._namespace_of(1)
+        except GONE as error:
+            raise Failure(f"there is no process 1 in {self._proc}, as every node has") from error
 
     def _told(self, uid: str) -> dict[str, str]:
         listener = self._listener(uid)
@@ -300,11 +307,14 @@ def _opened(path: str, flags: int, place: int | None = None) -> Iterator[int]:
 
 
 def _read(path: str, place: int | None = None, most: int = MOST_READ) -> bytes:
-    with _opened(path, READ, place) as descriptor:
+    descriptor = os.open(path, READ, dir_fd=place)
+    try:
         text = b""
-        while len(text) < most and (more := os.read(descriptor, most - len(text))):
+        while len(text) < most and (more := os.read(descriptor, AT_ONCE)):
             text += more
         return text
+    finally:
+        os.close(descriptor)
 
 
 def _started(text: bytes) -> int:
