@@ -6,7 +6,7 @@ from agent.console import Console
 from agent.errors import BadManifest, Failure
 from agent.reconcile import Intent, by_namespace, intend, intend_from_nothing
 from agent.sources.files import Snapshot
-from rules.desired import conflicts
+from rules.conflicts import conflicts
 from rules.model import Machine
 from rules.plan import Plan
 from rules.problems import Problem

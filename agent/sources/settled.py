@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from agent.sources.files import duplicates, file_of, without_instances
-from rules.desired import Clash, claimed, clashes
+from rules.conflicts import Clash, clashes
+from rules.desired import claimed
 from rules.model import Machine
 from rules.ports import subtract
 from rules.problems import Problem

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from agent.sources.files import load
-from rules.desired import conflicts, desire
+from rules.conflicts import conflicts
+from rules.desired import desire
 from rules.model import Desired, Observed, Surroundings
 from rules.nft import encode
 from rules.nft_listing import decode

@@ -13,7 +13,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from rules.desired import conflicts, desire
+from rules.conflicts import conflicts
+from rules.desired import desire
 from rules.model import (
     Address,
     Chain,
@@ -125,9 +126,10 @@ LINKS = [
     link("down0"),
 ]
 surroundings = st.none() | st.builds(
-    lambda links, default: space(*links, default=default),
+    lambda links, default, theirs: replace(space(*links, default=default), kubevirt=theirs),
     st.lists(st.sampled_from(LINKS), unique=True),
     st.sampled_from([None, "eth0", "eth1"]),
+    st.frozensets(st.sampled_from(Family)),
 )
 desireds = st.builds(desire, machine_lists(), surroundings)
 
@@ -152,7 +154,6 @@ def rules(draw: st.DrawFn) -> Rule:
     addresses = st.sampled_from(ADDRESSES[family])
     source, destination = draw(st.none() | addresses), draw(st.none() | addresses)
     claim = draw(st.none() | claims)
-    masquerades = st.none() if chain is Chain.POSTROUTING else addresses
     return Rule(
         chain=chain,
         family=family,
@@ -162,7 +163,7 @@ def rules(draw: st.DrawFn) -> Rule:
         interface=draw(st.sampled_from([None, "eth0", "eth1", "k6t-eth0"])),
         source=source,
         destination=destination,
-        to=draw(addresses | masquerades),
+        to=draw(addresses | st.none()),
     )
 
 
@@ -233,6 +234,10 @@ class ListedTable:
                 assert not any(kind in entry for entry in self.entries)
             if verb in ("add", "create"):
                 self._add(kind, value)
+            elif verb == "insert":
+                self._add(kind, value)
+                first = next(i for i, entry in enumerate(self.entries) if "rule" in entry)
+                self.entries.insert(first, self.entries.pop())
             else:
                 self._delete(kind, value)
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.kernel.memory import MemoryNamespace
-from rules.desired import LABEL_BYTES, LOOPBACK, conflicts, desire, label
+from rules.conflicts import conflicts
+from rules.desired import LABEL_BYTES, LOOPBACK, desire, label
 from rules.flows import NUMBERS as NUMBERS_OF
 from rules.flows import Flow, forgotten
 from rules.model import (
@@ -185,8 +186,27 @@ def test_no_two_forwards_take_the_same_packet(
 ) -> None:
     desired = desire(machines, around)
     for chain in (Chain.PREROUTING, Chain.OUTPUT):
-        for one, other in combinations(in_chain(desired, chain), 2):
+        forwards = [rule for rule in in_chain(desired, chain) if not rule.guards]
+        for one, other in combinations(forwards, 2):
             assert apart(one, other), (one, other)
+
+
+@given(peaceable_machines, surroundings)
+def test_beside_kubevirt_what_is_not_forwarded_is_guarded_unless_nobody_declared_anything(
+    machines: list[Machine], around: Surroundings | None
+) -> None:
+    desired = desire(machines, around)
+    shared = around.kubevirt if around else frozenset()
+    declared = {label(one.owner) for one in machines if one.masquerade and one.masquerade.claims}
+    for rule in in_chain(desired, Chain.PREROUTING):
+        assert rule.family in shared or not rule.guards
+        if rule.family not in shared or rule.owner not in declared:
+            continue
+        for protocol, port in product(Protocol, PORTS):
+            packet = Packet(
+                family=rule.family, protocol=protocol, port=port, interface=rule.interface
+            )
+            assert trace(desired.rules, Chain.PREROUTING, packet) is not None
 
 
 @given(peaceable_machines, surroundings)
@@ -239,7 +259,10 @@ def test_every_machine_of_ours_is_served_or_pending(
     served = {rule.owner for rule in desired.rules}
     pending = {pending.owner for pending in desired.pending}
     assert not served & pending
-    assert served | pending == {label(m.owner) for m in machines if m.masquerade is not None}
+    shared = around.kubevirt if around else frozenset()
+    ours = {label(m.owner): m.masquerade for m in machines if m.masquerade is not None}
+    left = {owner for owner, one in ours.items() if one.claims is None and shared}
+    assert served | pending <= ours.keys() <= served | pending | left
 
 
 @given(machine_lists(), surroundings)
@@ -669,10 +692,11 @@ def test_a_flow_is_forgotten_exactly_where_its_port_leads_elsewhere(
         if lookup_of(rule) == LOOKUPS[0]
     }
     others = {rule for rule in before.rules if lookup_of(rule) != LOOKUPS[2]}
-    before = replace(before, rules=frozenset({*others, *inside}))
+    before = unguarded(replace(before, rules=frozenset({*others, *inside})))
     if after is None:
         some = random.sample(list(before.rules), random.randint(0, len(before.rules)))
         after = replace(before, rules=frozenset(some))
+    after = unguarded(after)
     found = seen(written(before))
     plan = diff("blue", after, found)
     due = forgotten(plan)
@@ -690,6 +714,11 @@ def test_a_flow_is_forgotten_exactly_where_its_port_leads_elsewhere(
             )
             cut = leads(was, protocol, port, guest) and not leads(now, protocol, port, guest)
             assert any(one.holds(flow, set()) for one in due) == cut
+
+
+def unguarded(desired: Desired) -> Desired:
+    """A new guard cuts what others forwarded: tests/datapath/test_extend.py."""
+    return replace(desired, rules=frozenset(one for one in desired.rules if not one.guards))
 
 
 def ends_of(rule: Rule) -> set[int]:

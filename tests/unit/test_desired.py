@@ -6,7 +6,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from rules.desired import LABEL_BYTES, conflicts, desire, is_global, label
+from rules.conflicts import conflicts
+from rules.desired import LABEL_BYTES, desire, is_global, label
 from rules.model import Chain, Family, Guest, Machine, Pending, Rule, Surroundings, Sysctl
 from rules.problems import Problem
 from rules.values import replace

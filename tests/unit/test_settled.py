@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.sources.settled import settle
-from rules.desired import clashes
+from rules.conflicts import clashes
 from rules.model import Machine
 from rules.values import replace
 from tests.unit.samples import machine
