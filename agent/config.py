@@ -49,6 +49,7 @@ class Kubernetes(Value, kw_only=True):
     kubeconfig: str = ""  # empty: in-cluster, then $KUBECONFIG
     node_name: str = ""  # empty: $NODE_NAME, then the host name
     kubelet_root: str = "/var/lib/kubelet"
+    proc: str = "/proc"  # where the node's processes are seen, if not in our own
 
 
 class Config(Value, kw_only=True):
@@ -246,13 +247,6 @@ def _one_of(*words: str) -> Callable[[object], str]:
     return read_word
 
 
-def _source(value: object) -> str:
-    word = _one_of("files", "kubernetes")(value)
-    if word == "kubernetes":
-        raise _Wrong("not-yet", "is not in this version yet", 'Write "files".')
-    return word
-
-
 def _absolute(value: object) -> str:
     path = _text(value)
     if not path.startswith("/") or "\0" in path:
@@ -332,11 +326,16 @@ _TABLES: dict[str, tuple[Callable[..., Value], dict[str, Reader]]] = {
     "node_ports": (NodePorts, {"range": _range, "addresses": _addresses}),
     "kubernetes": (
         Kubernetes,
-        {"kubeconfig": _absolute_or_empty, "node_name": _text, "kubelet_root": _absolute},
+        {
+            "kubeconfig": _absolute_or_empty,
+            "node_name": _text,
+            "kubelet_root": _absolute,
+            "proc": _absolute,
+        },
     ),
 }
 _TOP: dict[str, Reader] = {
-    "source": _source,
+    "source": _one_of("files", "kubernetes"),
     "manifests": _absolute,
     "backend": _one_of("auto", "nftables", "iptables"),
     "listen": _listen,

@@ -14,25 +14,30 @@ from agent.backoff import FAILURES
 from agent.errors import BadManifest, Failure, NoNamespace, NotPermitted
 from agent.kept import Culprit, Kept
 from agent.kernel.kinds import Glimpse, Kernel
+from agent.kernel.pods import POD, Tampered
 from agent.log import Level, Log
 from agent.metrics import Metrics
 from agent.reconcile import Outcome, by_namespace, keep
+from agent.sources.meaning import Tiding
 from agent.status import Change, Drift, Standing, State
 from rules.model import Machine
-from rules.plan import Plan, Table
+from rules.plan import Plan, Table, order
 from rules.values import replace
 
 TIMED_LOOK = 10.0  # seconds between looks at what sends no events
+POD_LOOK = 1.0  # a launcher's socket is there before anybody listens on it
 MOST_CULPRITS = 16
+MOST_TOLD = 20  # ranges in one message
 HALF = 1 << 31  # of the numbers that a generation can have
 
 Clock = Callable[[], float]
+Tell = Callable[[Iterable[Machine], Tiding, str], None]  # whom it concerns, what, in which words
 
 
 class Keeper:
     """All namespaces that some machine is in, or was in."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - whom it works for and with
         self,
         kernel: Kernel,
         log: Log,
@@ -40,8 +45,10 @@ class Keeper:
         *,
         clock: Clock = time.monotonic,
         calendar: Clock = time.time,
+        tell: Tell = lambda _, __, ___: None,
     ) -> None:
         self.kernel = kernel
+        self._tell = tell
         self._log, self._metrics = log, metrics
         self._clock, self._calendar = clock, calendar
         self._kept: dict[str, Kept] = {}
@@ -166,6 +173,13 @@ class Keeper:
     def due(self) -> float:
         """When the next look is due, on the monotonic clock."""
         return min((kept.due for kept in self._kept.values()), default=math.inf)
+
+    @property
+    def unfound(self) -> frozenset[str]:
+        """The namespaces that some machine is in, and that are not there."""
+        return frozenset(
+            kept.netns for kept in self._kept.values() if not kept.leaving and not kept.identity
+        )
 
     @property
     def leaving(self) -> frozenset[str]:
@@ -300,6 +314,8 @@ class Keeper:
             what = _words(outcome.done)
             kept.standing = replace(kept.standing, change=Change(now, what))
             self._log.info("applied", netns=kept.netns, changes=what)
+            if not outcome.drift:
+                self._tell(kept.machines, Tiding.APPLIED, _applied(kept, what))
 
     def _drifted(self, kept: Kept, changes: int, now: float) -> None:
         process, pid = kept.culprits[-1] if kept.culprits else ("", 0)
@@ -307,6 +323,9 @@ class Keeper:
         self._metrics.drifted(process)
         drift = Drift(at=now, process=process, pid=pid, changes=changes)
         kept.standing = replace(kept.standing, drift=drift, drifts=kept.standing.drifts + 1)
+        who = f"{process} (pid {pid})" if process else "somebody"
+        message = f"{who} had made {changes} changes to the rules in {kept.netns}: undone"
+        self._tell(kept.machines, Tiding.REPAIRED, message)
         self._log.warning(
             "drift repaired",
             netns=kept.netns,
@@ -323,7 +342,9 @@ class Keeper:
         kept.forget()
         kept.seen = None  # the next of that name may get the number of this one
         kept.look = kept.urgent = False
-        if "/" in kept.netns or not kept.netns.strip("0123456789"):
+        if kept.netns.startswith(POD):
+            kept.timer = self._clock() + POD_LOOK
+        elif "/" in kept.netns or not kept.netns.strip("0123456789"):
             kept.timer = self._clock() + TIMED_LOOK  # a process, or a place that sends no events
         kept.failures = FAILURES
         kept.standing = replace(kept.standing, live=(), backend="", reason="", identity=None)
@@ -339,6 +360,9 @@ class Keeper:
         kept.failures = kept.failures.struck(self._clock())
         kept.look = True
         self._metrics.failed()
+        if isinstance(failure, Tampered):
+            self._metrics.refused()
+            self._tell(kept.machines, Tiding.REFUSED, str(failure))
         if kept.leaving:
             why = f"no manifest is for it any more, and it cannot be cleared yet: {failure}"
             self._stand(kept, State.PENDING, why)
@@ -367,6 +391,19 @@ class Keeper:
         level: Level = "info" if state in (State.IN_SYNC, State.PENDING) else "warning"
         fields = {"why": why} if why else {}
         self._log.once(("state", kept.netns), level, state.value, netns=kept.netns, **fields)
+
+
+def _applied(kept: Kept, what: str) -> str:
+    """What is forwarded now, for whoever declared it."""
+    ranges = dict.fromkeys(
+        f"{rule.protocol.value} {rule.ports}" if rule.protocol else "everything"
+        for rule in sorted((one.rule for one in kept.standing.ranges), key=order)
+    )
+    shown = [
+        *list(ranges)[:MOST_TOLD],
+        *([f"{len(ranges)} in all"] if len(ranges) > MOST_TOLD else []),
+    ]
+    return f"forwards {', '.join(shown) or 'nothing'} in {kept.netns} ({what})"
 
 
 def _words(plan: Plan) -> str:

@@ -35,6 +35,14 @@ LONGEST_LABEL = 250  # an owner has 128 bytes at the most
 RANGE_LABELS = ("netns", "owner", "family", "chain", "protocol", "ports")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
+TRAFFIC = {
+    "kubernetes_requests": "Requests made of the API server.",
+    "kubernetes_received_bytes": "Bytes that the API server answered.",
+    "kubernetes_events_sent": "Events that were written to instances, or counted up.",
+    "kubernetes_events_dropped": "Events that were left out, to spare the API server.",
+    "kubernetes_events_failed": "Events that the API server did not take.",
+}
+
 Numbers = tuple[int, int]
 Counted = Mapping[object, Numbers]
 Series = tuple[str, ...]
@@ -69,6 +77,9 @@ class Metrics:
         self._forgotten = self._counter(
             "conntrack_forgotten", "Flows forgotten because their ports were closed or moved."
         )
+        self._refused = self._counter(
+            "pods_refused", "Times that what was found in the place of a pod was not trusted."
+        )
         self._lost = self._counter(
             "events_lost", "Times the kernel dropped events, so that everything was looked at."
         )
@@ -96,6 +107,9 @@ class Metrics:
 
     def forgot(self, count: int) -> None:
         self._forgotten.inc(count)
+
+    def refused(self) -> None:
+        self._refused.inc()
 
     def lost_events(self) -> None:
         self._lost.inc()
@@ -232,7 +246,7 @@ class Ranges:
 
 
 def _forwards(live: Live) -> bool:
-    return live.rule.chain is not Chain.POSTROUTING
+    return live.rule.chain is not Chain.POSTROUTING and not live.rule.guards
 
 
 def _key(standing: Standing, live: Live) -> object:
@@ -268,6 +282,7 @@ class _Standings:
     def collect(self) -> Iterator[Metric]:
         status = self._status()
         yield from _node(status)
+        yield from _source(status.traffic)
         yield from _namespaces(status.namespaces)
         yield from _ranges(self._ranges.read(status.namespaces))
 
@@ -292,6 +307,14 @@ def _node(status: Status) -> Iterator[Metric]:
         "When everything was last in sync or waiting, in seconds of the epoch; 0: never.",
         status.synced or 0,
     )
+
+
+def _source(traffic: Mapping[str, int]) -> Iterator[Metric]:
+    for name, words in TRAFFIC.items():
+        if name in traffic:
+            family = CounterMetricFamily(f"{PREFIX}_{name}", words)
+            family.add_metric((), traffic[name])
+            yield family
 
 
 def _namespaces(standings: Sequence[Standing]) -> Iterator[Metric]:

@@ -2,7 +2,9 @@
 status` read from other threads."""
 
 import enum
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 from rules.model import Chain, Live, Pending
 from rules.problems import Problem
@@ -57,7 +59,14 @@ class Standing(Value, kw_only=True):
     @property
     def ranges(self) -> tuple[Live, ...]:
         """What is forwarded from outside."""
-        return tuple(one for one in self.live if one.rule.chain is Chain.PREROUTING)
+        return tuple(
+            one for one in self.live if one.rule.chain is Chain.PREROUTING and not one.rule.guards
+        )
+
+    @property
+    def guarded(self) -> bool:
+        """Whether KubeVirt's own chains are live beside ours, which keep other ports shut."""
+        return any(one.rule.guards for one in self.live)
 
 
 class Status(Value, kw_only=True):
@@ -73,6 +82,7 @@ class Status(Value, kw_only=True):
     manifests: int = 0
     problems: tuple[Problem, ...] = ()
     held: tuple[str, ...] = ()  # files that go on with their last good meaning
+    traffic: Mapping[str, int] = MappingProxyType({})  # with the source, in numbers
     namespaces: tuple[Standing, ...] = ()
 
 
@@ -102,6 +112,7 @@ def _standing_json(standing: Standing) -> Json:
         "why": standing.why or None,
         "backend": standing.backend or None,
         "reason": standing.reason or None,
+        "mode": ("extend" if standing.guarded else "own") if standing.live else None,
         "rules": len(standing.live),
         "ranges": [_range_json(one) for one in standing.ranges],
         "pending": [{"owner": one.owner, "reason": one.reason} for one in standing.pending],

@@ -132,7 +132,8 @@ def _standing(one: Json, now: float) -> Iterator[str]:
     if one.get("backend"):
         yield f"  {one['backend']}: {one.get('reason') or 'as configured'}"
     ranges = one.get("ranges", ())
-    yield f"  {counted(len(ranges), 'range')} in {counted(one.get('rules', 0), 'rule')}"
+    beside = ", beside KubeVirt's own" if one.get("mode") == "extend" else ""
+    yield f"  {counted(len(ranges), 'range')} in {counted(one.get('rules', 0), 'rule')}{beside}"
     yield from (f"    {line}" for line in forwards_text(ranges))
     if change := one.get("last_change"):
         yield f"  last change {_ago(change['at'], now)}: {change['what']}"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 
 from agent.sources.files import Text, content, is_manifest, label, understood
-from agent.sources.meaning import Meaning, Progress
+from agent.sources.meaning import Meaning, Progress, Tiding
 from agent.sources.settled import settle
 from agent.sources.store import Store
 from agent.sources.watch import Watch
@@ -51,6 +51,9 @@ class Directory:
             file: said.machines for file, said in self._said.items() if not said.problems
         }
         self.meaning = Meaning(unreadable="it was not read yet")
+
+    def __str__(self) -> str:
+        return self._path
 
     @property
     def namespaces(self) -> frozenset[str]:
@@ -103,6 +106,13 @@ class Directory:
         meaning = self.read(self._stirred, beat)
         self._stirred = set()
         return meaning
+
+    def tell(self, machine: str, tiding: Tiding, message: str) -> None:
+        """Who writes files reads the log."""
+
+    def traffic(self) -> dict[str, int]:
+        """Reading a directory costs nobody else."""
+        return {}
 
     def close(self) -> None:
         self._watch.close()

@@ -1,6 +1,7 @@
 """What a source says, and what every source offers to who keeps it in view: a directory of
 manifests, or the API of a cluster."""
 
+import enum
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol
@@ -23,6 +24,16 @@ class Meaning(Value, kw_only=True):
     count: int = 0
     unreadable: str = ""
     contested: Mapping[str, str] = MappingProxyType({})  # namespaces, with what is wrong there
+
+
+class Tiding(enum.Enum):
+    """What may be told to whoever wrote a manifest, by the name that Kubernetes' events give it."""
+
+    APPLIED = "PortsApplied"
+    REJECTED = "PortsRejected"
+    CONFLICT = "PortsConflict"
+    REPAIRED = "PortsDriftRepaired"
+    REFUSED = "PortsRefused"  # what was found in the pod's place cannot be trusted
 
 
 class Source(Protocol):
@@ -55,5 +66,11 @@ class Source(Protocol):
 
     def remember(self, beat: Progress) -> None:
         """Store what it last said, for the next run."""
+
+    def tell(self, machine: str, tiding: Tiding, message: str) -> None:
+        """Let whoever wrote the manifest of that machine know, if there is a way."""
+
+    def traffic(self) -> Mapping[str, int]:
+        """What it cost whoever serves it, by the name of a metric."""
 
     def close(self) -> None: ...

@@ -124,7 +124,6 @@ def test_what_is_no_range_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        ("source = 'kubernetes'", "not-yet"),
         ("source = 'Files'", "bad-value"),
         ("source = ['files']", "wrong-type"),
         ("backend = 'ipfw'", "bad-value"),
@@ -162,7 +161,7 @@ def test_a_problem_says_where_what_and_how_to_mend_it() -> None:
         "a.toml:2: resync_seconds: is out of bounds (it is 0). "
         "Write a number from 1 to 86400, without quotes. [bad-value]"
     )
-    assert "is not in this version yet (it is 'kubernetes')" in problems("source='kubernetes'")[0]
+    assert "is not a word known here (it is 'cluster')" in problems("source='cluster'")[0]
 
 
 def test_every_problem_is_told_in_the_order_of_the_lines() -> None:
