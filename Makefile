@@ -17,6 +17,7 @@ BIN := $(VENV)/bin
 PYTHON_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev
 RUNTIME_PACKAGES := $(PYTHON_PACKAGES) libnftables1 iproute2
 TEST_PACKAGES := $(RUNTIME_PACKAGES) nftables conntrack iptables debootstrap systemd-container
+KUBE_PACKAGES := $(TEST_PACKAGES) openssl
 
 # Where `make install` puts things. DESTDIR comes before every path, and no installed file names it.
 PREFIX ?= /usr/local
@@ -101,8 +102,8 @@ format: venv ## put the code in its shape, and mend what ruff can mend
 	$(BIN)/ruff format .
 
 .PHONY: kube-assets
-kube-assets: ## fetch what the Kubernetes tests need
-	@echo "kube-assets: nothing to fetch, this version has no Kubernetes tests"
+kube-assets: packages-kube venv ## build the API server that tests need, once: minutes, and Go; or set KUBEBUILDER_ASSETS
+	@$(BIN)/python -m tests.kubernetes.assets
 
 ##@ Set it up
 
@@ -134,11 +135,12 @@ help: ## print this
 
 # ------------------------------------------------------------------------------ Debian packages
 
-.PHONY: packages-python packages-runtime packages-test
+.PHONY: packages-python packages-runtime packages-test packages-kube
 packages-python: PACKAGES := $(PYTHON_PACKAGES)
 packages-runtime: PACKAGES := $(RUNTIME_PACKAGES)
 packages-test: PACKAGES := $(TEST_PACKAGES)
-packages-python packages-runtime packages-test:
+packages-kube: PACKAGES := $(KUBE_PACKAGES)
+packages-python packages-runtime packages-test packages-kube:
 	@$(install_packages)
 
 # A peer that cannot be installed is named, and the others are measured. Where systemd runs, firewalld

@@ -24,15 +24,17 @@ from agent.kernel.arrivals import Arrivals
 from agent.kernel.events import Events, Gone, Lost, Moved, Relinked
 from agent.kernel.live import LiveKernel
 from agent.kernel.netns import RUN
+from agent.kernel.pods import POD, Pods
 from agent.log import Log
 from agent.metrics import Metrics
 from agent.notify import Notifier
 from agent.server import Server
 from agent.sources.directory import Directory
-from agent.sources.meaning import Meaning, Source
+from agent.sources.meaning import Meaning, Source, Tiding
 from agent.sources.store import Store
 from agent.sources.watch import Watch
 from agent.status import Standing, State, Status
+from rules.model import Machine
 from rules.problems import Problem
 from rules.shapes import lookup_of, name
 from rules.values import replace
@@ -94,7 +96,7 @@ class Daemon:
         for descriptor, mask in self._arrivals.filenos():
             self._epoll.register(descriptor, mask)
         self._kernel = self._made_kernel()
-        self._keeper = Keeper(self._kernel, self._log, self._metrics)
+        self._keeper = Keeper(self._kernel, self._log, self._metrics, tell=self._told)
         self._store = Store(config.state_dir, self._warn)
         self._use(self._made_source())
         self._keeper.leave({*self._store.leaving, *self._source.namespaces})
@@ -110,8 +112,15 @@ class Daemon:
             self._server.close()
 
     def _made_source(self) -> Source:
-        manifests = self._config.manifests
-        return Directory(manifests, self._store, Watch(manifests), self._reads)
+        config = self._config
+        if config.source == "kubernetes":
+            from agent.sources.kubernetes import connected
+
+            cluster = connected(config.kubernetes, self._store, self._reads)
+            for warning in cluster.warnings:
+                self._warn(warning)
+            return cluster
+        return Directory(config.manifests, self._store, Watch(config.manifests), self._reads)
 
     def _use(self, source: Source) -> None:
         self._source = source
@@ -120,7 +129,9 @@ class Daemon:
 
     def _made_kernel(self) -> LiveKernel:
         """What cannot even look at its own namespace would fail in every other."""
-        kernel = LiveKernel(self._config.backend, defer=True, events=self._events)
+        config = self._config
+        self._pods = Pods(config.kubernetes.kubelet_root, config.kubernetes.proc)
+        kernel = LiveKernel(config.backend, defer=True, events=self._events, pods=self._pods)
         kernel.check()
         return kernel
 
@@ -145,7 +156,7 @@ class Daemon:
             "started",
             version=self._status.version,
             pid=os.getpid(),
-            manifests=self._config.manifests,
+            source=self._source,
             backend=self._config.backend,
         )
         self._work()
@@ -213,6 +224,7 @@ class Daemon:
             self._take(self._source.look(self._reads))
         self._store.leave(self._keeper.leaving)
         looked = self._keeper.work(self._progressed, lambda: self._stop)
+        self._arrivals.follow(self._folders())
         if looked:
             self._metrics.passed()
         if self._keeper.news() or looked:
@@ -228,7 +240,6 @@ class Daemon:
             unclaimed_stay=bool(meaning.unknown),
             contested=meaning.contested,
         )
-        self._arrivals.follow(_folders(machine.netns for machine in meaning.machines))
         self._tell(meaning)
         self._publish()
 
@@ -238,12 +249,15 @@ class Daemon:
             self._log.once("source", "warning", "source away", why=meaning.unreadable, so=fix)
         elif self._status.unreadable:
             self._log.settled("source")
-            self._log.info("source back", manifests=self._config.manifests)
+            self._log.info("source back", source=self._source)
         found = frozenset(meaning.problems)
         for problem in sorted(found - self._problems, key=str):
             kept = problem.file in meaning.held
-            so = "the last good meaning of the file goes on" if kept else "nothing of it is applied"
+            so = "the last good meaning of it goes on" if kept else "nothing of it is applied"
             self._log.warning("bad manifest", problem=str(problem), so=so)
+            conflict = problem.code in ("conflict", "pod-claimed-twice")
+            tiding = Tiding.CONFLICT if conflict else Tiding.REJECTED
+            self._source.tell(problem.file, tiding, f"{problem.at('', 0)} {so.capitalize()}.")
         for file in sorted({one.file for one in self._problems} - {one.file for one in found}):
             self._log.info("manifest mended or removed", file=file)
         self._problems = found
@@ -261,7 +275,8 @@ class Daemon:
             synced=time.time()
             if readable and states <= {State.IN_SYNC, State.PENDING}
             else self._status.synced,
-            source=self._config.manifests,
+            source=str(self._source),
+            traffic=self._source.traffic(),
             unreadable=meaning.unreadable,
             manifests=meaning.count,
             problems=meaning.problems,
@@ -269,6 +284,19 @@ class Daemon:
             namespaces=standings,
         )
         self._notifier.status(self._summary())
+
+    def _told(self, machines: Iterable[Machine], tiding: Tiding, message: str) -> None:
+        for machine in machines:
+            self._source.tell(str(machine), tiding, message)
+
+    def _folders(self) -> set[str]:
+        """Where namespaces come and go that are named by a path, or are a pod's that is not found
+        yet."""
+        names = {machine.netns for machine in self._source.meaning.machines}
+        found = {os.path.dirname(name) for name in names if "/" in name}  # noqa: PTH120 - a string
+        found = {folder for folder in found if not folder.startswith("/proc")} - {str(RUN)}
+        pods = [name for name in self._keeper.unfound if name.startswith(POD)]
+        return found | {self._pods.folder(name.removeprefix(POD)) for name in pods}
 
     def _summary(self) -> str:
         counts = dict.fromkeys(State, 0)
@@ -293,7 +321,7 @@ class Daemon:
         try:
             config = load(self._path)
             self._change_to(config)
-            self._log.info("reloaded", manifests=config.manifests, backend=config.backend)
+            self._log.info("reloaded", source=self._source, backend=config.backend)
         except BadConfiguration as bad:
             for line in str(bad).splitlines():
                 self._log.error("bad configuration", problem=line, so="the old one goes on")
@@ -310,7 +338,7 @@ class Daemon:
             self._log.warning("restart to change it", key="state_dir", still=old.state_dir)
             self._config = replace(self._config, state_dir=old.state_dir)
         try:
-            if config.backend != old.backend:
+            if (config.backend, config.kubernetes) != (old.backend, old.kubernetes):
                 kernel = self._made_kernel()
                 self._kernel.close()
                 self._kernel = kernel
@@ -321,12 +349,14 @@ class Daemon:
                     self._server = None
                 self._serve()
         except Failure:
-            self._config = replace(self._config, backend=old.backend, listen=old.listen)
+            self._config = replace(
+                self._config, backend=old.backend, kubernetes=old.kubernetes, listen=old.listen
+            )
             if self._server is None:
                 self._serve()
             raise
         finally:
-            if config.manifests != old.manifests:
+            if _source_of(self._config) != _source_of(old):
                 self._move()
 
     def _move(self) -> None:
@@ -369,7 +399,8 @@ class Daemon:
         self._log.once(what, "warning", "warning", what=what)
 
 
-def _folders(names: Iterable[str]) -> set[str]:
-    """Where namespaces come and go that are named by a path."""
-    found = {os.path.dirname(name) for name in names if "/" in name}  # noqa: PTH120 - a string
-    return {folder for folder in found if not folder.startswith("/proc")} - {str(RUN)}
+def _source_of(config: Config) -> tuple[object, ...]:
+    """What it takes another source to change."""
+    if config.source == "kubernetes":
+        return config.source, config.kubernetes
+    return config.source, config.manifests

@@ -40,8 +40,15 @@ class Reading(Value, kw_only=True):
     count: int = 0  # manifests of the kinds we read, the bad ones included
 
 
-def read(document: object, *, limit: int = MOST_ENTRIES, netns: str | None = None) -> Reading:
-    """Read a document of plain values; limit is the most ports and ranges of one interface."""
+def read(
+    document: object,
+    *,
+    limit: int = MOST_ENTRIES,
+    netns: str | None = None,
+    tenant: bool = False,
+) -> Reading:
+    """Read a document of plain values; limit is the most ports and ranges of one interface. In a
+    tenant's, annotations that are for bare metal are refused."""
     machines: list[Machine] = []
     places: list[Path] = []
     problems: list[Problem] = []
@@ -51,7 +58,7 @@ def read(document: object, *, limit: int = MOST_ENTRIES, netns: str | None = Non
         kind = _kind(fields)
         if kind in KINDS and _is_kubevirt(fields):
             count += 1
-            machine = read_machine(fields, kind, limit=limit, netns=netns)
+            machine = read_machine(fields, kind, limit=limit, netns=netns, tenant=tenant)
             if machine:
                 machines.append(machine)
                 places.append(fields.path)

@@ -13,7 +13,8 @@ NETNS = PREFIX + "netns"
 INTERFACE = PREFIX + "interface"
 GUEST = PREFIX + "guest"
 ADDRESS = PREFIX + "address"
-OURS = (PORT_RANGES, NETNS, INTERFACE, GUEST, ADDRESS)
+BARE_METAL = (NETNS, INTERFACE, GUEST, ADDRESS)
+OURS = (PORT_RANGES, *BARE_METAL)
 
 ENDS_PREFIX = "portrange.alpha.kubernetes.io/"
 PORT_END = ENDS_PREFIX + "port-end-"
@@ -120,6 +121,20 @@ class Annotations:
     def text(self, key: str) -> str | None:
         """What an annotation says."""
         return self.texts[key][0] if key in self.texts else None
+
+
+def refuse_bare_metal(annotations: Annotations) -> None:
+    """Note, and forget, the annotations that would lead us to another namespace or address: on bare
+    metal root writes them, but in Kubernetes a tenant could."""
+    for key in BARE_METAL:
+        if key in annotations.texts:
+            annotations.problem(
+                key,
+                "tenant-annotation",
+                "is for bare metal only, and refused from Kubernetes",
+                "Remove the annotation: the pod's namespace, interface and addresses are found.",
+            )
+            del annotations.texts[key]
 
 
 def is_ours(key: str) -> bool:

@@ -769,6 +769,44 @@ def test_every_bad_annotation_is_a_problem(
     assert found(read(vmi(metadata=annotated(**annotations)))) == expected
 
 
+@pytest.mark.parametrize("text", ["blue", "../x", ""])
+@pytest.mark.parametrize("key", ["netns", "interface", "guest", "address"])
+def test_a_tenant_s_annotations_for_bare_metal_are_refused_whatever_they_say(
+    key: str, text: str
+) -> None:
+    document = vmi(metadata=annotated(**{key: text}))
+    assert found(read(document, tenant=True)) == [("tenant-annotation", A % key)]
+    assert read(document, tenant=True).machines == ()
+
+
+def test_a_tenant_s_other_annotations_are_his_to_write() -> None:
+    reading = read(vmi(metadata=annotated(port_ranges="22")), tenant=True, netns="pod")
+    assert only(reading).netns == "pod"
+    assert only(reading).masquerade
+
+
+def test_all_of_a_tenant_s_problems_are_told() -> None:
+    metadata = annotated(netns="blue", guest="10.0.2.9", port_ranges="2-1")
+    assert sorted(code for code, _ in found(read(vmi(metadata=metadata), tenant=True))) == [
+        "end-before-start",
+        "tenant-annotation",
+        "tenant-annotation",
+    ]
+
+
+def test_in_a_template_they_are_refused_as_well() -> None:
+    document = vmi()
+    spec = document.pop("spec")
+    annotations = {"portranger.io/netns": "blue"}
+    document |= {
+        "kind": "VirtualMachine",
+        "spec": {"template": {"metadata": {"annotations": annotations}, "spec": spec}},
+    }
+    assert only(read(document)).netns == "blue"
+    path = "spec.template.metadata.annotations['portranger.io/netns']"
+    assert found(read(document, tenant=True)) == [("tenant-annotation", path)]
+
+
 def test_annotations_place_the_machine() -> None:
     metadata = annotated(netns="blue", interface="ens3", address="192.0.2.1,2001:4::1")
     machine = only(read(vmi(metadata=metadata)))

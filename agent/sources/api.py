@@ -1,0 +1,422 @@
+"""A Kubernetes API server, as much of it as we ask for: lists in pages, watches, and the writing of
+events. On http.client: three verbs are not worth a client library of 20 MiB.
+
+One connection, kept open, and one request at a time; whoever wants two at once has two of these.
+Every answer has a time limit and a size limit. What goes wrong is one of five failures.
+"""
+
+import http.client
+import json
+import math
+import random
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from urllib.parse import urlencode
+
+from agent.errors import Failure, NotPermitted, TryAgain
+from agent.sources.credentials import Credentials
+from rules.problems import printable
+from rules.values import Value
+
+PAGE = 500  # objects; a server that answers from its cache sends all at once
+CONNECTING = 10.0  # seconds
+PATIENCE = 30.0  # seconds of silence in the middle of an answer
+WHOLE = 120.0  # seconds for an answer that is not a watch
+WATCHES = (290, 350)  # seconds; at random, so that nodes that start together do not go on so
+LATE = 15.0  # seconds after the server should have ended a watch
+MOST_LISTED = 256 << 20  # bytes of a page
+MOST_LINE = 16 << 20  # bytes of one event; no object has more than 2 MiB
+MOST_SAID = 64 << 10  # bytes of why something was refused
+MOST_PAGES = 10_000
+LONGEST_RETRY = 120.0  # seconds
+PIECE = 64 << 10
+KEEPALIVE = (  # a server that died without a word is found out in half a minute
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+)
+TOO_LARGE = "ResourceVersionTooLarge"
+DROPPED = (ConnectionResetError, BrokenPipeError, http.client.BadStatusLine, ssl.SSLEOFError)
+
+Object = dict[str, object]
+Trim = Callable[[Object], object]  # of each mapping in an answer, the innermost first
+Query = Mapping[str, str]
+
+
+class Away(TryAgain):
+    """The server cannot be reached, or cannot answer now; in some seconds, if it said so."""
+
+    def __init__(self, what: str, fix: str = "", retry_after: float = 0.0) -> None:
+        super().__init__(what, fix)
+        self.retry_after = retry_after
+
+
+class Gone(TryAgain):
+    """The server has forgotten (or does not know yet) the version that was asked for: list anew."""
+
+
+class Denied(NotPermitted):
+    """The server does not know us, or does not let us."""
+
+    def __init__(self, what: str, fix: str = "", *, verb: str = "", known: bool = True) -> None:
+        super().__init__(what, fix)
+        self.verb = verb  # the right that is missing
+        self.known = known  # False: we could not even say who we are
+
+
+class Missing(Failure):
+    """There is nothing at that path."""
+
+
+class Refused(Failure):
+    """The server understood, and will not: what we sent is wrong, or meets something else."""
+
+    def __init__(self, what: str, code: int) -> None:
+        super().__init__(what)
+        self.code = code
+
+
+class Event(Value):
+    """Something that happened to an object that is watched."""
+
+    type: str  # ADDED, MODIFIED, DELETED or BOOKMARK
+    object: Object
+
+
+class Listed(Value):
+    """Objects, and the version of the whole at which they are those."""
+
+    items: tuple[object, ...]
+    version: str
+
+
+class Api:
+    """A connection to an API server."""
+
+    def __init__(self, credentials: Credentials, *, patience: float = PATIENCE) -> None:
+        self._credentials, self._patience = credentials, patience
+        self._connection: _Connection | None = None
+        self._closed = False
+        self.requests = self.received = 0  # how many, and bytes of their answers
+
+    def another(self) -> "Api":
+        """To the same server, for a request beside one that lasts."""
+        return Api(self._credentials, patience=self._patience)
+
+    def __str__(self) -> str:
+        return str(self._credentials.endpoint)
+
+    # --------------------------------------------------------------------------------- verbs
+
+    def get(self, path: str, query: Query | None = None, *, verb: str = "get") -> Object:
+        """One object."""
+        return self._answered("GET", path, query or {}, verb)
+
+    def listed(self, path: str, query: Query, trim: Trim | None = None) -> Listed:
+        """All objects there, page by page."""
+        items: list[object] = []
+        asked = {**query, "limit": str(PAGE)}
+        for _ in range(MOST_PAGES):
+            page = self._answered("GET", path, asked, "list", trim)
+            found, metadata = page.get("items"), page.get("metadata")
+            if not isinstance(metadata, dict) or not isinstance(found, list | None):
+                raise Away(f"{self} answered with no list")
+            items += found or []
+            token = metadata.get("continue")
+            if not token:
+                return Listed(tuple(items), str(metadata.get("resourceVersion", "")))
+            # The version is in the token, and must not be said twice.
+            asked = {**query, "limit": str(PAGE), "continue": str(token)}
+            for key in ("resourceVersion", "resourceVersionMatch"):
+                asked.pop(key, None)
+        raise Away(f"{self} never comes to the end of its list")
+
+    def watch(
+        self, path: str, query: Query, version: str, trim: Trim | None = None
+    ) -> Iterator[Event]:
+        """What happens after that version, until the server ends it, as it does every few minutes.
+        Once this returns it has begun; it is over when the iterator is exhausted or closed."""
+        seconds = random.randint(*WATCHES)  # noqa: S311 - spreads load, hides nothing
+        asked = {
+            **query,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(seconds),
+        }
+        response = self._sent("GET", path, asked, None, "watch")
+        return self._events(response, seconds + LATE, trim)
+
+    def create(self, path: str, body: Object) -> Object:
+        """Write a new object."""
+        return self._answered("POST", path, {}, "create", body=body)
+
+    def patch(self, path: str, body: Object) -> Object:
+        """Change some fields of an object."""
+        return self._answered("PATCH", path, {}, "patch", body=body)
+
+    def close(self) -> None:
+        """By who used it."""
+        self._closed = True
+        self._hang_up()
+
+    def interrupt(self) -> None:
+        """From another thread: who waits for an answer is told that there is none, now or later."""
+        self._closed = True
+        connection = self._connection
+        if connection is not None:
+            connection.interrupt()
+
+    # ------------------------------------------------------------------------------ requests
+
+    def _answered(  # noqa: PLR0913, PLR0917 - all that a request consists of
+        self,
+        method: str,
+        path: str,
+        query: Query,
+        verb: str,
+        trim: Trim | None = None,
+        body: Object | None = None,
+    ) -> Object:
+        response = self._sent(method, path, query, body, verb)
+        try:
+            text = self._body(response, MOST_LISTED)
+            answer = json.loads(text, object_hook=trim)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._away(error) from error
+        except (ValueError, RecursionError) as error:
+            raise Away(f"{self} answered with no JSON") from error
+        finally:
+            self._end(response)
+        if not isinstance(answer, dict):
+            raise Away(f"{self} answered with no object")
+        return answer
+
+    def _sent(
+        self, method: str, path: str, query: Query, body: Object | None, verb: str
+    ) -> http.client.HTTPResponse:
+        """The answer to a request, its head only; whoever is not known asks once more."""
+        response = self._tried(method, path, query, body)
+        if response.status == http.client.UNAUTHORIZED:
+            self._end(response, close=True)  # a certificate belongs to the connection
+            self._credentials.refused()
+            response = self._tried(method, path, query, body)
+        if response.status >= 300:
+            try:
+                self._refuse(response, verb)
+            finally:
+                self._end(response)
+        return response
+
+    def _tried(
+        self, method: str, path: str, query: Query, body: Object | None
+    ) -> http.client.HTTPResponse:
+        """On the connection that is open, which the server may have closed meanwhile, or a new
+        one."""
+        target = f"{self._credentials.endpoint.path}{path}"
+        target += f"?{urlencode(query)}" if query else ""
+        content = None if body is None else json.dumps(body).encode()
+        try:
+            headers = self._headers(method)
+            kept = self._connection is not None
+            try:
+                return self._asked(method, target, content, headers)
+            except DROPPED:
+                self._hang_up()
+                if not kept or self._closed:
+                    raise
+                return self._asked(method, target, content, headers)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self._hang_up()
+            raise self._away(error) from error
+
+    def _asked(
+        self, method: str, target: str, content: bytes | None, headers: Mapping[str, str]
+    ) -> http.client.HTTPResponse:
+        if self._connection is None:
+            connection = _Connection(self._credentials, self._patience)
+            connection.connect()
+            self._connection = connection
+        if self._closed:
+            raise ConnectionAbortedError("it was closed by us")
+        self.requests += 1
+        self._connection.be_patient(self._patience)
+        self._connection.request(method, target, content, dict(headers))
+        return self._connection.getresponse()
+
+    def _headers(self, method: str) -> dict[str, str]:
+        headers = {"Accept": "application/json", "User-Agent": "portranger"}
+        authorization = self._credentials.authorization()
+        if authorization is not None:
+            headers["Authorization"] = authorization
+        if method == "PATCH":
+            headers["Content-Type"] = "application/merge-patch+json"
+        elif method == "POST":
+            headers["Content-Type"] = "application/json"
+        return headers
+
+    # ------------------------------------------------------------------------------- answers
+
+    def _body(self, response: http.client.HTTPResponse, most: int) -> bytes:
+        deadline = time.monotonic() + WHOLE
+        pieces: list[bytes] = []
+        size = 0
+        while piece := response.read1(PIECE):
+            pieces.append(piece)
+            size += len(piece)
+            if size > most:
+                raise Away(f"{self} answered with more than {most >> 20} MiB")
+            if time.monotonic() > deadline:
+                raise TimeoutError("the answer does not come to its end")
+        self.received += size
+        if response.length:  # which http.client does not mind here
+            raise http.client.IncompleteRead(b"", response.length)
+        return b"".join(pieces)
+
+    def _events(
+        self, response: http.client.HTTPResponse, longest: float, trim: Trim | None
+    ) -> Iterator[Event]:
+        """A line an event. What the server did not get to its end has not happened yet."""
+        line = bytearray()
+        deadline = time.monotonic() + longest
+        try:
+            if self._connection is not None:
+                self._connection.be_patient(longest)
+            while piece := response.read1(PIECE):
+                self.received += len(piece)
+                *ended, rest = piece.split(b"\n")
+                for end in ended:
+                    line += end
+                    if line.strip():
+                        yield self._event(bytes(line), trim)
+                    line.clear()
+                line += rest
+                if len(line) > MOST_LINE:
+                    raise Away(f"{self} told of an event with more than {MOST_LINE >> 20} MiB")
+                if time.monotonic() > deadline:
+                    return
+        except (OSError, http.client.HTTPException):
+            return  # however it was cut off: that is as good as any end
+        finally:
+            self._end(response)
+
+    def _event(self, line: bytes, trim: Trim | None) -> Event:
+        try:
+            told = json.loads(line, object_hook=trim)
+        except (ValueError, RecursionError) as error:
+            raise Away(f"{self} told of an event that is no JSON") from error
+        kind, thing = (told.get("type"), told.get("object")) if isinstance(told, dict) else (0, 0)
+        if not isinstance(kind, str) or not isinstance(thing, dict):
+            raise Away(f"{self} told of an event that is none")
+        if kind == "ERROR":
+            code = thing.get("code")
+            raise self._failure(code if isinstance(code, int) else 500, thing, "watch")
+        return Event(kind, thing)
+
+    def _refuse(self, response: http.client.HTTPResponse, verb: str) -> None:
+        try:
+            status = json.loads(self._body(response, MOST_SAID))
+        except (OSError, ValueError, RecursionError, Away, http.client.HTTPException):
+            status = None
+        said = status if isinstance(status, dict) else {}
+        retry = _seconds(response.headers.get("Retry-After"))
+        raise self._failure(response.status, said, verb, retry)
+
+    def _failure(self, code: int, status: Object, verb: str, retry: float = 0.0) -> Failure:
+        """What an answer other than the wanted one amounts to."""
+        words = printable(str(status.get("message") or f"HTTP {code}"), 600)
+        if code == 410 or _says(status, TOO_LARGE):
+            return Gone(f"{self}: {words}")
+        if code == 401:
+            fix = "Check the token or the certificate"
+            return Denied(f"{self} does not know us", fix, verb=verb, known=False)
+        if code == 403:
+            return Denied(f"{self}: {words}", verb=verb)
+        if code == 404:
+            return Missing(f"{self}: {words}")
+        if code == 429 or code >= 500:
+            return Away(f"{self} cannot answer now: {words}", retry_after=retry)
+        return Refused(f"{self}: {words}", code)
+
+    def _away(self, error: Exception) -> Away:
+        file = getattr(error, "filename", None)
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, http.client.HTTPException):
+            why = f"it breaks off ({type(error).__name__})"
+        elif isinstance(error, TimeoutError):
+            why = str(error) if "end" in str(error) else "it does not answer in time"
+        elif file or not isinstance(error, OSError):  # a token, a certificate
+            words = f"{file}: {why}" if file else why
+            return Away(f"{self} cannot be asked: {printable(str(words), 300)}")
+        return Away(f"{self} cannot be reached: {printable(str(why), 300)}")
+
+    # ---------------------------------------------------------------------------- connections
+
+    def _end(self, response: http.client.HTTPResponse, *, close: bool = False) -> None:
+        """Done with an answer; where some of it is left, the connection is of no more use."""
+        unfinished = not response.isclosed() and response.length != 0
+        response.close()
+        if close or unfinished or response.will_close:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+class _Connection(http.client.HTTPConnection):
+    """To the server itself, whatever proxies the environment names."""
+
+    def __init__(self, credentials: Credentials, patience: float) -> None:
+        endpoint = credentials.endpoint
+        super().__init__(endpoint.host, endpoint.port, timeout=min(CONNECTING, patience))
+        self._credentials = credentials
+        self._ours: socket.socket | None = None  # http.client forgets it with the last answer
+
+    def connect(self) -> None:
+        context = self._credentials.tls()
+        sock = socket.create_connection((self.host, self.port), self.timeout)
+        try:
+            for option in KEEPALIVE:
+                sock.setsockopt(*option)
+            if context is not None:
+                sock = context.wrap_socket(sock, server_hostname=self._credentials.server_name)
+        except BaseException:
+            sock.close()
+            raise
+        self.sock = self._ours = sock
+
+    def be_patient(self, seconds: float) -> None:
+        """How long to wait for the next byte."""
+        if self._ours is not None:
+            self._ours.settimeout(seconds)
+
+    def interrupt(self) -> None:
+        """Ends what another thread waits for; TLS is left out, whose state is that thread's."""
+        if self._ours is not None:
+            with suppress(OSError):  # it is closed already
+                socket.socket.shutdown(self._ours, socket.SHUT_RDWR)
+
+
+def _says(status: Object, reason: str) -> bool:
+    details = status.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    return isinstance(causes, list) and any(
+        isinstance(cause, dict) and cause.get("reason") == reason for cause in causes
+    )
+
+
+def _seconds(text: str | None) -> float:
+    """Of a Retry-After; its other form, a date, is not used here."""
+    try:
+        seconds = float(text or 0)
+    except ValueError:
+        return 0.0
+    return min(seconds, LONGEST_RETRY) if math.isfinite(seconds) and seconds > 0 else 0.0

@@ -1,0 +1,363 @@
+"""The VirtualMachineInstances of one node, kept in view: what they mean together, now.
+
+To the daemon it is what a directory of manifests is, with an instance in the place of a file. What
+cannot be understood keeps its last good meaning, also over a restart; where it runs is taken from
+the newest word, whatever else is wrong with it. An API server that does not answer changes nothing.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+
+from agent.config import Kubernetes
+from agent.sources import files
+from agent.sources.api import Api
+from agent.sources.credentials import Credentials
+from agent.sources.feedback import NORMAL, WARNING, Feedback
+from agent.sources.following import Shared, Trouble, followed
+from agent.sources.kubeconfig import load
+from agent.sources.meaning import Meaning, Progress, Tiding
+from agent.sources.settled import settle
+from agent.sources.store import Store
+from agent.sources.vmis import (
+    KIND,
+    POD,
+    Object,
+    Place,
+    Reference,
+    Vmi,
+    decoded,
+    kept,
+    place,
+    placed,
+    recalled,
+    understood,
+)
+from rules.model import Machine
+from rules.problems import Problem
+from rules.values import Value, replace
+
+FOLD = 0.003  # seconds: what is told within so short a time is read together
+LONGEST_FOLD = 0.05
+FIRST = 2.0  # seconds that the first look waits for the API server
+GOODBYE = 0.2  # seconds for a thread to end
+
+
+class _Known(Value, kw_only=True):
+    """An instance as last read."""
+
+    vmi: Vmi
+    document: Object
+    says: tuple[Machine, ...]
+    problems: tuple[Problem, ...]
+    place: Place
+
+
+class Cluster:
+    """The instances that run on a node, or are about to."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        node: str,
+        store: Store,
+        beat: Progress = lambda: None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._node, self._store, self._clock = node, store, clock
+        self.warnings = credentials.warnings
+        self._texts = store.load()  # the last good ones, by label
+        self._recalled: dict[str, Vmi] = {}
+        self._known: dict[str, _Known] = {}
+        self._good: dict[str, Object] = {}  # what each said when it was last understood
+        self._meanings: dict[str, tuple[Machine, ...]] = {}
+        self._holders: dict[str, str] = {}  # of each pod, the instance that has it
+        self._stored: dict[str, tuple[Object, Object, tuple[str, ...]]] = {}  # what made the texts
+        self._strange: set[str] = set()  # namespaces of what another source had stored
+        for label, text in sorted(self._texts.items()):
+            self._recall(label, text)
+            beat()
+        self.references: Mapping[str, Reference] = {}
+        self.meaning = Meaning(unreadable="it was not read yet")
+        self._anew = False  # whether all is to be read again
+        self._looked = False
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._shared = Shared(node, self._changed)
+        self._api = Api(credentials)
+        self._feedback = Feedback(self._api.another(), node)
+        self._followers = followed(self._api, self._shared)
+        for follower in self._followers:
+            follower.start()
+
+    # ------------------------------------------------------------------- what the daemon uses
+
+    def __str__(self) -> str:
+        return f"{self._api} (node {self._node})"
+
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """Where the machines are that were last known, also to an earlier run."""
+        return frozenset({f"{POD}{pod}" for pod in self._holders} | self._strange)
+
+    @property
+    def due(self) -> float | None:
+        """The threads that listen make themselves heard."""
+        return None
+
+    def filenos(self) -> tuple[int, ...]:
+        """What to poll."""
+        return (self._wake,)
+
+    def heard(self) -> bool:
+        """Whether there is something new; a burst is let pass, so that it is read at once."""
+        deadline = self._clock() + LONGEST_FOLD
+        new = False
+        while self._drained() and self._clock() < deadline:
+            new = True
+            time.sleep(FOLD)
+        return new
+
+    def renew(self) -> None:
+        """Whatever is known, all of it is to be read again."""
+        self._anew = True
+
+    def look(self, beat: Progress = lambda: None) -> Meaning:
+        """What is known now; only instances of which something changed are read again."""
+        if not self._looked:
+            self._looked = True
+            self.wait(FIRST)
+        with self._shared.turn:
+            views = [one.seen for one in self._followers]
+            listed = all(one.listed for one in self._followers)
+            troubles = [one.trouble for one in self._followers if one.trouble]
+        seen: dict[str, Vmi] = {} if listed else dict(self._recalled)
+        for view in views:
+            for label, vmi in view.items():
+                if label not in seen or vmi.newer(seen[label]):
+                    seen[label] = vmi
+        self._look(seen, beat)
+        self.references = {label: known.vmi.reference for label, known in self._known.items()}
+        self.meaning = self._settled(_told(troubles))
+        if not listed and not troubles:
+            unreadable = f"the instances of node {self._node} were not listed yet"
+            self.meaning = replace(self.meaning, unreadable=unreadable)
+        return self.meaning
+
+    def wait(self, seconds: float) -> bool:
+        """For the first word of the API server, good or bad; whether there was one."""
+        deadline = self._clock() + seconds
+        while not all(one.listed or one.trouble for one in self._followers):
+            left = deadline - self._clock()
+            if left <= 0:
+                return False
+            time.sleep(min(left, FOLD))
+        return True
+
+    def is_another(self) -> bool:
+        """A directory may be mounted over; a cluster is the one it was."""
+        return False
+
+    def remember(self, beat: Progress = lambda: None) -> None:
+        """Store what changed of the last good texts, for the next run."""
+        if self.meaning.unreadable:
+            return
+        self._recalled = {}
+        for label in self._texts.keys() - self._good.keys():
+            self._store.drop(label)
+            del self._texts[label]
+        for label, good in self._good.items():
+            made = good, self._known[label].document, self._pods(label)
+            if self._stored.get(label) == made:
+                continue
+            text = kept(*made, self._node)
+            if self._texts.get(label) != text:
+                if not self._store.keep(label, text):
+                    continue  # the next time
+                self._texts[label] = text
+                beat()
+            self._stored[label] = made
+
+    def tell(self, machine: str, tiding: Tiding, message: str) -> None:
+        """As an event on the instance."""
+        reference = self.references.get(machine)
+        if reference is not None:
+            good = tiding in (Tiding.APPLIED, Tiding.REPAIRED)
+            self._feedback.say(reference, NORMAL if good else WARNING, tiding.value, message)
+
+    def traffic(self) -> dict[str, int]:
+        """With the API server."""
+        return {
+            "kubernetes_requests": self.requests,
+            "kubernetes_received_bytes": self.received,
+            "kubernetes_events_sent": self._feedback.sent,
+            "kubernetes_events_dropped": self._feedback.dropped,
+            "kubernetes_events_failed": self._feedback.failed,
+        }
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._shared.stop.set()
+        for follower in self._followers:
+            follower.interrupt()
+        self._feedback.close(GOODBYE / 2)
+        if all(follower.ended(GOODBYE) for follower in self._followers):
+            os.close(self._wake)  # else somebody might still write to whatever has its number then
+
+    @property
+    def requests(self) -> int:
+        """That were made of the API server."""
+        return sum(one.requests for one in self._followers)
+
+    @property
+    def received(self) -> int:
+        """Bytes that it answered."""
+        return sum(one.received for one in self._followers)
+
+    # ------------------------------------------------------------------------------- reading
+
+    def _changed(self) -> None:
+        """Called by the threads that listen."""
+        with suppress(OSError):  # closed, or full and so readable anyway
+            os.eventfd_write(self._wake, 1)
+
+    def _drained(self) -> bool:
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _recall(self, label: str, text: str) -> None:
+        vmi = recalled(text)
+        if vmi is None or vmi.label != label:
+            self._strange |= {one.netns for one in files.understood(label, text).machines}
+            return
+        known = self._understood(vmi)
+        if not known.problems:
+            self._recalled[label] = vmi
+            self._known[label] = known
+            self._good[label], self._meanings[label] = known.document, known.says
+            self._holders |= dict.fromkeys(known.place.pods, label)
+
+    def _look(self, seen: Mapping[str, Vmi], beat: Progress) -> None:
+        before, self._known = self._known, {}
+        anew, self._anew = self._anew, False
+        for label, vmi in sorted(seen.items()):
+            known = before.get(label)
+            same = known is not None and (known.vmi.uid, known.vmi.text) == (vmi.uid, vmi.text)
+            if known is not None and same and not anew:
+                self._known[label] = replace(known, vmi=vmi)
+                continue
+            if known is not None and known.vmi.uid != vmi.uid:  # another of the same name
+                self._forget(label)
+            self._known[label] = self._understood(vmi)
+            beat()
+        for label in before.keys() - seen.keys():
+            self._forget(label)
+
+    def _forget(self, label: str) -> None:
+        self._good.pop(label, None)
+        self._meanings.pop(label, None)
+
+    def _understood(self, vmi: Vmi) -> _Known:
+        document = decoded(vmi.text)
+        says, problems = understood(vmi, document)
+        where = place(document, self._node)
+        return _Known(vmi=vmi, document=document, says=says, problems=problems, place=where)
+
+    # ------------------------------------------------------------------------------- meaning
+
+    def _settled(self, unreadable: str) -> Meaning:
+        known = self._known
+        settled = settle(
+            self._meanings,
+            {label: None if one.problems else one.says for label, one in known.items()},
+        )
+        self._good |= {
+            label: one.document for label, one in known.items() if label not in settled.held
+        }
+        held = tuple(sorted(settled.held & self._meanings.keys()))
+        # What one without a meaning declares can run in its own pods only, which nobody else has,
+        # and where nothing is done as long as it has none: nobody else's rules need stay for it.
+        self._meanings = {
+            label: machines
+            for label, machines in settled.meanings.items()
+            if label not in settled.held or label in self._meanings
+        }
+        quarrels, contested = self._granted()
+        return Meaning(
+            machines=tuple(
+                placed(machine, known[label].place, pod)
+                for label, machines in sorted(self._meanings.items())
+                for pod in self._pods(label)
+                for machine in machines
+            ),
+            problems=(
+                *(problem for one in known.values() for problem in one.problems),
+                *settled.problems,
+                *quarrels,
+            ),
+            skipped=tuple(
+                f"{label}: {odd} in status.activePods is no pod"
+                for label, one in known.items()
+                for odd in one.place.odd
+            ),
+            held=held,
+            count=len(known),
+            unreadable=unreadable,
+            contested=contested,
+        )
+
+    def _pods(self, label: str) -> tuple[str, ...]:
+        """The pods on this node that are an instance's, and nobody else's."""
+        pods = self._known[label].place.pods
+        return tuple(pod for pod in pods if self._holders.get(pod) == label)
+
+    def _granted(self) -> tuple[list[Problem], dict[str, str]]:
+        """Give each pod to the instance that names it. KubeVirt writes that down, but does not keep
+        others from doing so: where two name the same pod it stays with whoever had it."""
+        named: dict[str, list[str]] = {}
+        for label, known in self._known.items():
+            for pod in known.place.pods:
+                named.setdefault(pod, []).append(label)
+        problems: list[Problem] = []
+        contested: dict[str, str] = {}
+        before, self._holders = self._holders, {}
+        for pod, labels in sorted(named.items()):
+            holder = before.get(pod) if len(labels) > 1 else labels[0]
+            if holder in labels:
+                self._holders[pod] = holder
+            refused = [_contested(label, pod, labels) for label in labels if label != holder]
+            if holder not in labels:
+                contested[f"{POD}{pod}"] = str(refused[0])
+            problems += refused
+        return problems, contested
+
+
+def connected(config: Kubernetes, store: Store, beat: Progress) -> Cluster:
+    """The source that a configuration names."""
+    credentials = load(config.kubeconfig, os.environ)
+    node = config.node_name or os.environ.get("NODE_NAME") or socket.gethostname()
+    return Cluster(credentials, node, store, beat)
+
+
+def _told(troubles: Iterable[Trouble]) -> str:
+    """Each once, with when it began."""
+    since: dict[str, float] = {}
+    for one in troubles:
+        since[one.why] = min(one.since, since.get(one.why, one.since))
+    return "; ".join(str(Trouble(began, why)) for why, began in sorted(since.items()))
+
+
+def _contested(label: str, pod: str, labels: Iterable[str]) -> Problem:
+    others = ", ".join(other for other in labels if other != label)
+    return Problem(
+        code="pod-claimed-twice",
+        path=("status", "activePods", pod),
+        what=f"is a pod that {others} names as well",
+        fix=f"Find out who wrote it there: a pod belongs to one {KIND}.",
+        file=label,
+    )

@@ -1,0 +1,208 @@
+"""A VirtualMachineInstance as the API server tells of it, cut down to what concerns us: an object
+of 30 KB leaves one or two, as a text that is compared, kept and stored. Pure.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+
+from rules.manifests import read
+from rules.manifests.neighbours import INJECT
+from rules.model import Machine, is_link_name
+from rules.problems import Problem, shown
+from rules.values import Value, replace
+
+KIND = "VirtualMachineInstance"
+PATH = "/apis/kubevirt.io/v1/virtualmachineinstances"
+NODE = "kubevirt.io/nodeName"
+TARGET = "kubevirt.io/migrationTargetNodeName"  # there while a migration to that node lasts
+FINAL = ("Succeeded", "Failed")
+POD = "pod:"
+
+# Of what is not named here nothing is kept; how a network card looks to the guest is KubeVirt's.
+_METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp", "labels")
+_APPEARANCE = ("acpiIndex", "bootOrder", "dhcpOptions", "macAddress", "model", "pciAddress", "tag")
+_STATUS = ("activePods", "migrationTransport", "nodeName", "phase")
+_MIGRATION = ("completed", "failed", "sourceNode", "targetNode")
+_INTERFACE = ("name", "podInterfaceName")
+_UID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+Object = dict[str, object]
+
+
+class Reference(Value, kw_only=True):
+    """Which object an event is about."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    api_version: str = "kubevirt.io/v1"
+    kind: str = KIND
+
+
+class Vmi(Value, kw_only=True):
+    """One instance, as last heard of."""
+
+    namespace: str
+    name: str
+    uid: str
+    version: str  # of the object; as text, because it is the server's business
+    text: str  # what concerns us, as JSON; the same as long as nothing of it changes
+    deleted: bool = False  # somebody wants it gone
+
+    @property
+    def label(self) -> str:
+        """Its name in messages, where a manifest has that of its file."""
+        return f"{KIND}/{self.namespace}/{self.name}"
+
+    @property
+    def reference(self) -> Reference:
+        return Reference(
+            namespace=self.namespace, name=self.name, uid=self.uid, resource_version=self.version
+        )
+
+    def newer(self, other: "Vmi") -> bool:
+        """Whether this is the later word; of two that cannot be told apart, it is."""
+        return _number(self.version) >= _number(other.version)
+
+
+class Place(Value):
+    """Where an instance is on a node."""
+
+    pods: tuple[str, ...]  # their UIDs
+    links: Mapping[str, str]  # by interface, the link of the pod that it is connected to
+    odd: tuple[str, ...]  # what is named like a pod and is none
+
+
+def trimmed(thing: Object) -> Object:
+    """For whoever decodes JSON: an instance becomes what concerns us as soon as it is decoded, so
+    that never more than one is there as a whole."""
+    if thing.get("kind") != KIND or not isinstance(thing.get("metadata"), dict):
+        return thing
+    metadata = _of(thing, "metadata")
+    annotations = _of(metadata, "annotations")
+    ours = {key: annotations[key] for key in annotations if _concerns_us(key)}
+    spec, status = _of(thing, "spec"), _of(thing, "status")
+    devices = _of(_of(spec, "domain"), "devices")
+    interfaces = [_without(one, _APPEARANCE) for one in _list(devices, "interfaces")]
+    kept_devices = _some(devices, ("autoattachPodInterface",))
+    if interfaces:
+        kept_devices["interfaces"] = interfaces
+    kept_status = _some(status, _STATUS)
+    if found := [_some(one, _INTERFACE) for one in _list(status, "interfaces")]:
+        kept_status["interfaces"] = found
+    if migration := _some(_of(status, "migrationState"), _MIGRATION):
+        kept_status["migrationState"] = migration
+    kept_metadata = _some(metadata, _METADATA)
+    if ours:
+        kept_metadata["annotations"] = ours
+    return {
+        **_some(thing, ("apiVersion", "kind")),
+        "metadata": kept_metadata,
+        "spec": {**_some(spec, ("networks",)), "domain": {"devices": kept_devices}},
+        "status": kept_status,
+    }
+
+
+def heard(thing: Mapping[str, object]) -> Vmi | None:
+    """The instance that a trimmed object is; None where it is none that could be named."""
+    metadata = dict(_of(thing, "metadata"))
+    version, deleted = metadata.pop("resourceVersion", ""), metadata.pop("deletionTimestamp", None)
+    names = [metadata.get(key) for key in ("namespace", "name", "uid")]
+    if not all(isinstance(one, str) and one for one in names):
+        return None
+    namespace, name, uid = map(str, names)
+    return Vmi(
+        namespace=namespace,
+        name=name,
+        uid=uid,
+        version=str(version),
+        text=json.dumps({**thing, "metadata": metadata}, sort_keys=True, separators=(",", ":")),
+        deleted=deleted is not None,
+    )
+
+
+def decoded(text: str) -> Object:
+    """What the text of an instance says."""
+    document = json.loads(text)
+    return document if isinstance(document, dict) else {}
+
+
+def understood(vmi: Vmi, document: Object) -> tuple[tuple[Machine, ...], tuple[Problem, ...]]:
+    """The machine that it declares, not placed anywhere yet, and what is wrong with it."""
+    reading = read(document, netns=vmi.label, tenant=True)
+    problems = tuple(problem.at(vmi.label, 0) for problem in reading.problems)
+    return tuple(replace(one, origin=f"{vmi.label}:0") for one in reading.machines), problems
+
+
+def place(document: Object, node: str) -> Place:
+    """Where on that node an instance runs, or will: KubeVirt lists all pods it ever had, and tells
+    of two while it migrates. One that has ended runs nowhere."""
+    status = _of(document, "status")
+    if status.get("phase") in FINAL:
+        return Place((), {}, ())
+    here = [uid for uid, name in _of(status, "activePods").items() if name == node]
+    return Place(
+        tuple(sorted(uid for uid in here if _UID.fullmatch(uid))),
+        {
+            str(one["name"]): str(one["podInterfaceName"])
+            for one in _list(status, "interfaces")
+            if "name" in one and is_link_name(str(one.get("podInterfaceName", "")))
+        },
+        tuple(sorted(shown(uid) for uid in here if not _UID.fullmatch(uid))),
+    )
+
+
+def placed(machine: Machine, where: Place, pod: str) -> Machine:
+    """The machine in one of its pods."""
+    netns = f"{POD}{pod}"
+    masquerade = machine.masquerade
+    if masquerade is None or masquerade.name not in where.links:
+        return replace(machine, netns=netns)
+    entered = replace(masquerade, entry=where.links[masquerade.name])
+    return replace(machine, netns=netns, masquerade=entered)
+
+
+def kept(good: Object, now: Object, pods: Iterable[str], node: str) -> str:
+    """What to store of an instance: its last good declaration, where it is now, and of the pods
+    there only those that are granted to it. As no manifest, so that nobody takes it for one."""
+    status = {**_of(now, "status"), "activePods": dict.fromkeys(sorted(pods), node)}
+    document = {**good, "status": status}
+    return json.dumps({"instance": document}, sort_keys=True, separators=(",", ":"))
+
+
+def recalled(text: str) -> Vmi | None:
+    """The instance that an earlier run stored; None where it is none."""
+    try:
+        stored = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    document = stored.get("instance") if isinstance(stored, dict) else None
+    return heard(document) if isinstance(document, dict) else None
+
+
+def _concerns_us(key: str) -> bool:
+    return key.startswith("portrange") or key == INJECT
+
+
+def _number(version: str) -> int:
+    return int(version) if version.isascii() and version.isdecimal() else 0
+
+
+def _of(thing: Mapping[str, object], key: str) -> Mapping[str, object]:
+    value = thing.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _list(thing: Mapping[str, object], key: str) -> list[Object]:
+    value = thing.get(key)
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _some(thing: Mapping[str, object], keys: Iterable[str]) -> Object:
+    return {key: thing[key] for key in keys if key in thing}
+
+
+def _without(thing: Object, keys: Iterable[str]) -> Object:
+    return {key: value for key, value in thing.items() if key not in keys}

@@ -1,0 +1,218 @@
+"""The programs of a Kubernetes control plane: built once with Go, and kept in the user's cache.
+
+`go install k8s.io/kubernetes/cmd/kube-apiserver@…` is refused, because go.mod there replaces its
+libraries by directories of its own repository. So we build in a module of our own with the same
+go.mod, where they are replaced by what is published of them. It names an etcd, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+from rules.values import Value
+from tests.spaces import eventually
+from tests.systemd.trees import taken
+
+VERSION = "1.34.4"  # of the last branch that needs no newer Go than Debian 13 has
+OLDEST_GO = (1, 24)
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "portranger", "kube")
+PATIENCE = 7200  # seconds for one command of Go, or for another run that builds
+TICK = 10  # seconds between two lines about how far it is
+PACKAGES = {
+    "etcd": "go.etcd.io/etcd/server/v3",
+    "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+    "kubectl": "k8s.io/kubernetes/cmd/kubectl",
+}
+MAJOR, MINOR, _ = VERSION.split(".")
+SAID = {"gitVersion": f"v{VERSION}", "gitMajor": MAJOR, "gitMinor": MINOR}
+LINKED = [f"-X k8s.io/component-base/version.{name}={said}" for name, said in SAID.items()]
+FLAGS = ("-trimpath", f"-ldflags=-s -w {' '.join(LINKED)}")
+NO_GO = """{}
+They are built with Go {}.{} or newer, which is looked for in PATH and in /usr/local/go/bin.
+Debian 13 has it (apt-get install golang-go), and so has https://go.dev/dl for all others.
+Or let KUBEBUILDER_ASSETS name a directory with kube-apiserver, etcd and kubectl in it."""
+
+
+class Unavailable(Exception):
+    """The programs are not to be had, and why."""
+
+
+class Assets(Value, kw_only=True):
+    """Where the programs are."""
+
+    etcd: Path
+    apiserver: Path
+    kubectl: Path
+
+
+def find() -> Assets:
+    """The programs, if they are here."""
+    missing = not_given()
+    ours = place(missing)
+    if missing and not ours.is_dir():
+        raise Unavailable(f"needs {', '.join(missing)}, which `make kube-assets` builds")
+    paths = given() | {name: ours / name for name in missing}
+    return Assets(etcd=paths["etcd"], apiserver=paths["kube-apiserver"], kubectl=paths["kubectl"])
+
+
+def given() -> dict[str, Path]:
+    """Those that the environment names."""
+    folder = os.environ.get("KUBEBUILDER_ASSETS")
+    if not folder:
+        return {}
+    found = {name: path for name in PACKAGES if (path := Path(folder, name).absolute()).is_file()}
+    if missing := sorted({"etcd", "kube-apiserver"} - found.keys()):
+        raise Unavailable(
+            f"KUBEBUILDER_ASSETS is {folder}, which has no {' and no '.join(missing)}"
+        )
+    return found
+
+
+def not_given() -> list[str]:
+    """Those that have to be built."""
+    return sorted(PACKAGES.keys() - given().keys())
+
+
+def place(names: Iterable[str]) -> Path:
+    """Where these programs are kept; what is built in another way has another place."""
+    recipe = "\0".join([platform.machine(), *FLAGS, *(PACKAGES[name] for name in names)])
+    return CACHE / f"{VERSION}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+
+
+def build() -> None:
+    """Build what is not here. Two that want this at once build it once."""
+    names = not_given()
+    path = place(names)
+    if not names or path.is_dir():
+        return
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
+        take(lock)
+        if not path.is_dir():
+            # What a run left that was interrupted: Go goes on from there.
+            unfinished = path.with_name(f"{path.name}.unfinished")
+            (unfinished / "bin").mkdir(parents=True, exist_ok=True)
+            Workshop(unfinished).make(names)
+            (unfinished / "bin").rename(path)
+            shutil.rmtree(unfinished)
+
+
+def take(lock: IO[str]) -> None:
+    """Hold the lock, which whoever builds holds until its process ends."""
+    if not taken(lock.fileno()):
+        tell("another run is building them: waiting for it")
+    if not eventually(lambda: taken(lock.fileno()), PATIENCE):
+        raise Unavailable(f"another run has been building them for {PATIENCE} s")
+
+
+class Workshop:
+    """A directory with a Go module, whose programs go into bin/."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._program = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+        # Gigabytes that nobody needs again: not in the user's own.
+        self._environment = {**os.environ, "GOCACHE": str(folder / "compiled"), "GOWORK": "off"}
+        self._started = time.monotonic()
+
+    def make(self, names: list[str]) -> None:
+        """Build these programs."""
+        packages = [PACKAGES[name] for name in names]
+        self._check_go()
+        tell(f"downloading the sources of Kubernetes {VERSION}")
+        self._write_module()
+        count = len(self._go("list", "-mod=mod", "-deps", *packages).split())
+        tell(f"compiling {', '.join(names)}: {count} packages, except what Go still knows of them")
+        words = ("build", "-mod=mod", "-v", *FLAGS)
+        self._go(*words, f"-o={self._folder / 'bin'}/", *packages)
+        for name, package in zip(names, packages, strict=True):
+            compiled = re.sub(r"/v\d+$", "", package).rpartition("/")[2]
+            (self._folder / "bin" / compiled).rename(self._folder / "bin" / name)
+        tell(f"done after {self._seconds()} s")
+
+    def _check_go(self) -> None:
+        if not self._program:
+            raise Unavailable(NO_GO.format("There is no Go on this machine.", *OLDEST_GO))
+        # From 1.21 on, Go may have leave to fetch the version that a module asks for.
+        major, minor = OLDEST_GO
+        (self._folder / "go.mod").write_text(f"module assets\n\ngo {major}.{minor}.0\n")
+        said = self._go("env", "GOVERSION").strip()
+        numbers = re.match(r"go(\d+)\.(\d+)", said)
+        if numbers and tuple(map(int, numbers.groups())) < OLDEST_GO:
+            raise Unavailable(NO_GO.format(f"{self._program} is {said}.", *OLDEST_GO))
+
+    def _write_module(self) -> None:
+        """With what Kubernetes itself requires, and its checksums."""
+        told = self._go("mod", "download", "-json", f"k8s.io/kubernetes@v{VERSION}")
+        origin = Path(json.loads(told)["Dir"])
+        (self._folder / "go.mod").write_text(published((origin / "go.mod").read_text()))
+        (self._folder / "go.sum").write_text((origin / "go.sum").read_text())
+
+    def _go(self, *words: str) -> str:
+        """What Go says to that; while it works, what it is at is told now and then."""
+        command = ["setpriv", "--pdeathsig", "KILL", "nice", str(self._program), *words]
+        output, log = self._folder / "output", self._folder / "log"
+        with output.open("w") as stdout, log.open("w") as stderr:
+            child = subprocess.Popen(
+                command, cwd=self._folder, env=self._environment, stdout=stdout, stderr=stderr
+            )
+        try:
+            while (code := self._waited(child)) is None:
+                done = log.read_text().splitlines() or [f"go {words[0]}"]
+                tell(f"{self._seconds()} s: {len(done)}. {done[-1]}")
+        finally:
+            child.kill()
+            child.wait()
+        if code != 0:
+            raise Unavailable(f"go {words[0]} failed:\n{log.read_text()[-4000:]}")
+        return output.read_text()
+
+    def _waited(self, child: subprocess.Popen[bytes]) -> int | None:
+        """Its exit code; None if it takes longer."""
+        if self._seconds() > PATIENCE:
+            raise Unavailable(f"Go is not done after {PATIENCE} s")
+        try:
+            return child.wait(TICK)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _seconds(self) -> int:
+        return round(time.monotonic() - self._started)
+
+
+def published(module: str) -> str:
+    """The go.mod of Kubernetes, for a module that is not in its repository."""
+    _, dot, version = VERSION.partition(".")
+    text = re.sub(r"(?m)^module .*", "module assets", module)
+    text = re.sub(r"=> \./staging/src/(\S+)", rf"=> \1 v0{dot}{version}", text)
+    return f"{text}\nrequire k8s.io/kubernetes v{VERSION}\n"
+
+
+def tell(text: str) -> None:
+    """Tell whoever waits."""
+    print(f"kube-assets: {text}", flush=True)  # noqa: T201 - it takes minutes, at a terminal
+
+
+def main() -> None:
+    try:
+        build()
+        made = find()
+    except Unavailable as problem:
+        sys.exit(f"kube-assets: {problem}")
+    for path in (made.apiserver, made.etcd, made.kubectl):
+        tell(str(path))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""The image that the Containerfile makes, on a Debian that debootstrap made: no registry is needed.
+
+Podman works in a mount namespace of its own, with its storage in memory. So nothing of it is left
+behind, and the user's own images and containers are never seen.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from tests.spaces import PATIENCE, ROOT, run, unused_name
+from tests.systemd import trees
+
+Json = Any
+
+BASE = "localhost/base"
+EPOCH = "1577836800"  # as in the Containerfile
+# As every node has it: what is mounted on one side appears on the other. crun knows no cgroup2 that
+# is mounted elsewhere.
+HOLD = """\
+set -eu
+mount --make-rshared /
+if [ "$(stat -f -c %T /sys/fs/cgroup)" != cgroup2fs ]; then
+    mount -t cgroup2 cgroup2 /sys/fs/cgroup
+fi
+mount -t tmpfs -o mode=700 tmpfs "$1"
+echo holding
+read -r _ || true
+"""
+UNLIMITED = ("--cgroups=disabled", "--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096")
+
+
+class Podman:
+    """Its commands, in storage that goes with it."""
+
+    def __init__(self, folder: Path, holder: int) -> None:
+        self._folder, self._holder = folder, holder
+
+    def __call__(self, *words: str, stdin: str = "", code: int | None = 0) -> str:
+        """What it says, on both its streams."""
+        done = run(*self.command(*words), stdin=stdin, code=code)
+        return done.stdout + done.stderr
+
+    def command(self, *words: str) -> list[str]:
+        places = [f"--{name}={self._folder / name}" for name in ("root", "runroot", "tmpdir")]
+        always = ("--cgroup-manager=cgroupfs", "--events-backend=none", "--storage-driver=overlay")
+        return [*self.entering(), "podman", *places, *always, *words]
+
+    def entering(self) -> list[str]:
+        """What comes before a command that is to see the files of images."""
+        return ["nsenter", f"--mount=/proc/{self._holder}/ns/mnt"]
+
+    def take(self, tree: Path, name: str) -> None:
+        """Make an image of a directory."""
+        left_out = [f"--exclude=./{path}/*" for path in ("dev", "proc", "sys", "var/cache/apt")]
+        packing = shlex.join(["tar", "-C", str(tree), *left_out, "-c", "."])
+        run("sh", "-c", f"{packing} | {shlex.join(self.command('import', '-', name))}")
+
+    def build(self, context: Path, name: str) -> str:
+        """The identity of the image that is made, which is a digest of everything in it."""
+        always = ("--isolation=chroot", "--network=host", "--layers=false", *UNLIMITED[1:])
+        given = (f"--build-arg=BASE={BASE}", f"--timestamp={EPOCH}", f"--tag={name}")
+        done = subprocess.run(
+            self.command("build", *always, *given, *pip_settings(context), str(context)),
+            capture_output=True,
+            text=True,
+            timeout=trees.PATIENCE,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        return self("image", "inspect", "--format={{.Id}}", name).strip()
+
+    def mounted(self, name: str) -> Path:
+        """Where the files of an image are, to what is `entering`."""
+        return Path(self("image", "mount", name).strip())
+
+    @contextmanager
+    def running(self, *words: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+        """A container that runs until the block ends; what it says goes into the log."""
+        pid = log.with_suffix(".pid")
+        command = self.command("run", "--rm", *UNLIMITED, f"--pidfile={pid}", *words)
+        with log.open("wb") as output:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        try:
+            yield child
+        finally:
+            child.terminate()  # which it passes on to the container
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(PATIENCE / 6)
+            if child.poll() is None:
+                if pid.exists():
+                    os.kill(int(pid.read_text()), 9)
+                child.kill()
+                child.wait(PATIENCE)
+
+
+@contextmanager
+def podman() -> Iterator[Podman]:
+    """One that knows a base image, and nothing else."""
+    if not shutil.which("podman"):
+        pytest.skip("needs the command podman (Debian: podman)")
+    with TemporaryDirectory(prefix="portranger-") as name:
+        folder = Path(name)
+        pipe = subprocess.PIPE
+        words = ("unshare", "--mount", "--propagation=slave", "sh", "-c", HOLD, "sh", name)
+        with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as holder:
+            assert holder.stdout is not None
+            try:
+                assert holder.stdout.readline() == "holding\n"
+                made = Podman(folder, holder.pid)
+                made.take(base(), BASE)
+                yield made
+            finally:
+                holder.kill()
+
+
+def base() -> Path:
+    """A Debian such as images begin with, made if there is none."""
+    suite, packages = trees.codename(), ["apt"]  # it cannot be told to include none
+    make = functools.partial(trees.debootstrap, suite, packages)
+    return trees.cached(f"image-{suite}", packages, make)
+
+
+def built_twice(podman: Podman, *names: str) -> list[str]:
+    """Build the image under each of these names, at the same time, from one copy of this clone: it
+    may be edited meanwhile."""
+    with TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        contexts = []
+        for name in names:
+            contexts.append(Path(folder, name.replace("/", "-")))
+            ignored = shutil.ignore_patterns(".[a-bd-z]*", "__pycache__", "tests", "docs", "bench")
+            shutil.copytree(contexts[0] if contexts[1:] else ROOT, contexts[-1], ignore=ignored)
+        return list(pool.map(podman.build, contexts, names))
+
+
+def pip_settings(folder: Path) -> Iterator[str]:
+    """How pip on this machine reaches its index, as options of a build."""
+    told = run(sys.executable, "-m", "pip", "config", "list").stdout.splitlines()
+    pairs = [line.split("=", 1) for line in sorted(told, key=lambda line: line.startswith(":env:"))]
+    settings = {key.rpartition(".")[2]: ast.literal_eval(value) for key, value in pairs}
+    settings.setdefault("cert", os.environ.get("REQUESTS_CA_BUNDLE", ""))
+    settings.pop("cache-dir", None)
+    lines = ["[global]"]
+    for key, value in settings.items():
+        words = str(value).split()
+        for number, word in enumerate(words):
+            if word.startswith("/") and Path(word).exists():
+                words[number] = f"/mnt/{key}-{number}"
+                yield f"--volume={word}:{words[number]}:ro"
+        lines += [f"{key} = {' '.join(words)}"] if words else []
+    file = folder / f"{unused_name()}.conf"
+    file.write_text("\n".join(lines) + "\n")
+    yield f"--volume={file}:/etc/pip.conf:ro"
+
+
+# --------------------------------------------------------------------------- pods, as containers
+
+
+def options(spec: Json, places: Mapping[str, Path], *, without: str = "") -> list[str]:
+    """How podman is to run the only container of a pod, but for its network. Volumes are taken from
+    the given places, except for what only the node itself has. Podman's own profile for seccomp
+    stands for that of other runtimes."""
+    [container] = spec["containers"]
+    security = container["securityContext"]
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    words = ["--pid=host"] if spec.get("hostPID") else []
+    words += ["--privileged"] if security.get("privileged") else []
+    words += ["--read-only", "--read-only-tmpfs=false"] * security["readOnlyRootFilesystem"]
+    words += ["--security-opt=no-new-privileges"] * (not security["allowPrivilegeEscalation"])
+    words += [f"--user={security['runAsUser']}:{security['runAsGroup']}"]
+    words += [f"--cap-drop={name}" for name in security["capabilities"]["drop"]]
+    words += [f"--cap-add={name}" for name in security["capabilities"]["add"] if name != without]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    for mount in container["volumeMounts"]:
+        volume = volumes[mount["name"]]
+        source = places.get(mount["name"]) or NODE_ITSELF[volume["hostPath"]["path"]]
+        how = "ro" if mount.get("readOnly") else "rw"
+        spread = {"HostToContainer": "rslave"}.get(mount.get("mountPropagation", ""), "rprivate")
+        words.append(f"--volume={source}:{mount['mountPath']}:{how},{spread}")
+    return words
+
+
+NODE_ITSELF = {path: Path(path) for path in ("/proc/sys/net", "/run/netns")}

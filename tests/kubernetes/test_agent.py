@@ -1,0 +1,311 @@
+"""The whole agent on a node of a real API server: what is declared there is forwarded into the
+launcher's namespace, with packets; what is edited there is edited here, while flows go on."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from agent.kernel.lab import POD, Lab
+from agent.kernel.probe import asks, connected, echoing, reached
+from rules.model import Family, Protocol
+from tests.daemon.running import A_MOMENT, comes_to_forward, forwarded, handles
+from tests.kubernetes.agents import Agents, agents, comes_to_say
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.instances import Machines, instance, pod_uid
+from tests.kubevirt import programmed
+from tests.launcher import launcher, launchers
+from tests.spaces import eventually, ip, lab, nft, pod, space
+
+TCP, UDP = Protocol.TCP, Protocol.UDP
+AT = next(address.ip for address in POD if Family.of(address) is Family.IP)
+MANY = 300
+
+
+@pytest.fixture
+def machines(cluster: Cluster, namespace: str) -> Machines:
+    return Machines(cluster, namespace)
+
+
+@pytest.fixture
+def node(cluster: Cluster, tmp_path: Path) -> Iterator[Agents]:
+    with agents(cluster, tmp_path, f"node-{tmp_path.name[-8:].strip('_').lower()}") as made:
+        yield made
+
+
+@pytest.fixture
+def wired() -> Iterator[Lab]:
+    with lab() as made:
+        yield made
+
+
+def comes_to_reach(wired: Lab, protocol: Protocol, port: int, *, answer: bool = True) -> bool:
+    return eventually(lambda: (reached(wired, wired.client, AT, protocol, port) == port) is answer)
+
+
+def answers(client: socket.socket) -> bool:
+    try:
+        return bool(asks(client))
+    except OSError:
+        return False
+
+
+# ----------------------------------------------------------------------------------- one machine
+
+
+def test_an_instance_is_served_edited_while_it_runs_and_let_go(
+    machines: Machines, node: Agents, wired: Lab
+) -> None:
+    uid = pod_uid()
+    flows = [(protocol, port) for protocol in Protocol for port in (1000, 1500, 3000)]
+    with (
+        launcher(node.kubelet, uid, wired.pod),
+        node.daemons.running() as daemon,
+        echoing(wired, wired.guest, flows),
+    ):
+        machines.make(instance("vm", node.name, "1000-2000,1000-2000/udp", pods={uid: node.name}))
+        assert comes_to_reach(wired, TCP, 1500)
+        assert comes_to_say(machines, "vm", "PortsApplied", "tcp 1000-2000, udp 1000-2000")
+        with (
+            closing(connected(wired, wired.client, AT, TCP, 1000)) as kept,
+            closing(connected(wired, wired.client, AT, UDP, 1500)) as cut,
+        ):
+            assert (asks(kept), asks(cut)) == (1000, 1500)
+            machines.annotate("vm", port_ranges="1000-1200,3000")
+            assert comes_to_reach(wired, TCP, 3000)
+            assert comes_to_reach(wired, TCP, 1500, answer=False)
+            assert asks(kept) == 1000  # the guest was not restarted, and its flow goes on
+            cut.settimeout(0.5)
+            assert eventually(lambda: not answers(cut))
+        machines.remove("vm")
+        assert comes_to_forward(wired.pod)
+        assert eventually(lambda: daemon.status()["namespaces"] == [])
+
+
+def test_a_launcher_may_come_after_its_instance(machines: Machines, node: Agents) -> None:
+    uid = pod_uid()
+    with node.daemons.running() as daemon, pod() as netns:
+        machines.make(instance("vm", node.name, "22", pods={uid: node.name}))
+        assert daemon.is_in("pending", f"pod:{uid}")
+        with launcher(node.kubelet, uid, netns):
+            assert comes_to_forward(netns, "tcp 22", seconds=5)
+            assert daemon.is_in("in sync", f"pod:{uid}")
+
+
+def test_bad_ranges_are_told_on_the_instance_and_what_ran_goes_on(
+    machines: Machines, node: Agents
+) -> None:
+    uid = pod_uid()
+    with (
+        pod() as netns,
+        launcher(node.kubelet, uid, netns),
+        node.daemons.running() as daemon,
+    ):
+        machines.make(instance("vm", node.name, "22", pods={uid: node.name}))
+        assert comes_to_forward(netns, "tcp 22")
+        machines.annotate("vm", port_ranges="22,9000-8000")
+        assert comes_to_say(machines, "vm", "PortsRejected", "9000-8000")
+        assert forwarded(netns) == {"tcp 22"}
+        (problem,) = daemon.status()["problems"]
+        assert problem["file"].endswith("/vm")
+        machines.annotate("vm", port_ranges="22,8000-9000")
+        assert comes_to_forward(netns, "tcp 22", "tcp 8000-9000")
+        text = machines.cluster.kubectl(
+            "describe", "virtualmachineinstance", "vm", "-n", machines.namespace
+        )
+        assert "PortsRejected" in text
+        assert "PortsApplied" in text
+
+
+def test_no_annotation_leads_into_another_namespace(machines: Machines, node: Agents) -> None:
+    uid = pod_uid()
+    with (
+        pod() as netns,
+        pod() as victim,
+        launcher(node.kubelet, uid, netns),
+        node.daemons.running(),
+    ):
+        made = instance("vm", node.name, "22", pods={uid: node.name}, annotations={"netns": victim})
+        machines.make(made)
+        assert comes_to_say(machines, "vm", "PortsRejected", "bare metal")
+        machines.annotate("vm", netns=None)
+        assert comes_to_forward(netns, "tcp 22")
+        assert not forwarded(victim)
+
+
+def test_drift_is_repaired_and_told(machines: Machines, node: Agents) -> None:
+    uid = pod_uid()
+    with pod() as netns, launcher(node.kubelet, uid, netns), node.daemons.running():
+        machines.make(instance("vm", node.name, "22", pods={uid: node.name}))
+        assert comes_to_forward(netns, "tcp 22")
+        nft(netns, "flush ruleset")
+        assert comes_to_forward(netns, "tcp 22", seconds=5)
+        assert comes_to_say(machines, "vm", "PortsDriftRepaired", "nft (pid ")
+
+
+# -------------------------------------------------------------------------------- beside KubeVirt
+
+
+@pytest.mark.parametrize("theirs", ["", "22"], ids=["catch-all", "ports"])
+def test_beside_kubevirt_only_what_is_declared_is_open(
+    machines: Machines, node: Agents, wired: Lab, theirs: str
+) -> None:
+    uid = pod_uid()
+    with (
+        launcher(node.kubelet, uid, wired.pod),
+        node.daemons.running() as daemon,
+        echoing(wired, wired.guest, [(TCP, 22), (TCP, 1500), (TCP, 8080)]),
+    ):
+        machines.make(instance("vm", node.name, "1000-2000", pods={uid: node.name}))
+        assert comes_to_reach(wired, TCP, 1500)
+        programmed(wired.pod, theirs)  # virt-handler may come after us
+        assert eventually(lambda: daemon.standing(f"pod:{uid}").get("mode") == "extend")
+        assert comes_to_reach(wired, TCP, 1500)
+        assert reached(wired, wired.client, AT, TCP, 8080) is None
+        assert reached(wired, wired.client, AT, TCP, 22) is None
+        machines.annotate("vm", port_ranges=None)
+        assert eventually(lambda: not handles(wired.pod))
+        assert comes_to_reach(wired, TCP, 22)
+
+
+# ------------------------------------------------------------------------------------ what fails
+
+
+def test_what_runs_goes_on_while_the_api_server_is_away(
+    cluster: Cluster, machines: Machines, node: Agents
+) -> None:
+    one, other = pod_uid(), pod_uid()
+    with (
+        pod() as netns,
+        pod() as later,
+        launchers(node.kubelet, {one: netns, other: later}),
+    ):
+        with node.daemons.running() as daemon:
+            machines.make(instance("vm", node.name, "22", pods={one: node.name}))
+            assert comes_to_forward(netns, "tcp 22")
+            cluster.kill_apiserver()
+            nft(netns, "flush ruleset")
+            assert comes_to_forward(netns, "tcp 22", seconds=5)
+            assert eventually(lambda: daemon.status()["unreadable"])
+        before = handles(netns)
+        with node.daemons.running() as daemon:  # which was started without an API server
+            assert daemon.status()["unreadable"]
+            assert handles(netns) == before
+            nft(netns, "flush ruleset")
+            assert comes_to_forward(netns, "tcp 22", seconds=5)
+            cluster.start_apiserver()
+            machines.make(instance("another", node.name, "80", pods={other: node.name}))
+            assert comes_to_forward(later, "tcp 80")
+            assert eventually(lambda: not daemon.status()["unreadable"])
+            machines.remove("vm")
+            assert comes_to_forward(netns)
+
+
+def test_a_socket_of_another_is_refused_and_told(machines: Machines, node: Agents) -> None:
+    mine, theirs = pod_uid(), pod_uid()
+    with (
+        pod() as netns,
+        launcher(node.kubelet, theirs, netns) as victim,
+        node.daemons.running() as daemon,
+    ):
+        folder = node.kubelet.sockets(mine)
+        folder.mkdir(parents=True)
+        (folder / "launcher-sock").symlink_to(victim.socket)
+        machines.make(instance("thief", node.name, "22", pods={mine: node.name}))
+        assert daemon.is_in("failing", f"pod:{mine}")
+        assert comes_to_say(machines, "thief", "PortsRefused")
+        assert daemon.metric("pods_refused_total") >= 1
+        assert not forwarded(netns)
+
+
+def test_the_nodes_own_namespace_is_never_entered(machines: Machines, node: Agents) -> None:
+    uid = pod_uid()
+    with (
+        launcher(node.kubelet, uid, node.daemons.home),
+        node.daemons.running() as daemon,
+    ):
+        machines.make(instance("thief", node.name, "22", pods={uid: node.name}))
+        assert daemon.is_in("failing", f"pod:{uid}")
+        assert comes_to_say(machines, "thief", "PortsRefused", "node's own network namespace")
+        assert not handles(node.daemons.home)
+
+
+# ------------------------------------------------------------------------------------ migration
+
+
+def test_a_migration_finds_the_target_ready_before_it_switches_over(
+    cluster: Cluster, machines: Machines, tmp_path: Path
+) -> None:
+    source_pod, target_pod = pod_uid(), pod_uid()
+    with ExitStack() as stack:
+        source = stack.enter_context(agents(cluster, tmp_path, "source"))
+        target = stack.enter_context(agents(cluster, tmp_path, "target"))
+        here, there = stack.enter_context(pod()), stack.enter_context(pod())
+        stack.enter_context(launcher(source.kubelet, source_pod, here))
+        stack.enter_context(launcher(target.kubelet, target_pod, there))
+        stack.enter_context(source.daemons.running())
+        stack.enter_context(target.daemons.running())
+        machines.make(instance("vm", "source", "1000-2000", pods={source_pod: "source"}))
+        assert comes_to_forward(here, "tcp 1000-2000")
+        both = {source_pod: "source", target_pod: "target"}
+        machines.change("vm", {"status": {"activePods": both}})
+        machines.label("vm", target="target")
+        assert comes_to_forward(there, "tcp 1000-2000")
+        assert forwarded(here) == {"tcp 1000-2000"}  # where the guest still runs
+        before = handles(there)
+        machines.change("vm", {"status": {"nodeName": "target"}})
+        machines.label("vm", node="target", target=None)
+        machines.change("vm", {"status": {"activePods": {source_pod: None}}})
+        assert comes_to_forward(here)
+        assert forwarded(there) == {"tcp 1000-2000"}
+        assert handles(there) == before  # nothing was taken away and put back
+
+
+# ---------------------------------------------------------------------------------------- scale
+
+
+def test_hundreds_of_instances_at_once(machines: Machines, node: Agents) -> None:
+    """In namespaces with one link each; every one is served, and the daemon stays small."""
+    with ExitStack() as stack:
+        pods: dict[str, str] = {}
+        for number in range(MANY):
+            netns = stack.enter_context(space())
+            linked(netns, number)
+            pods[pod_uid()] = netns
+        stack.enter_context(launchers(node.kubelet, pods))
+        daemon = stack.enter_context(node.daemons.running())
+        started = time.monotonic()
+        machines.make_all(
+            [
+                instance(f"vm-{number}", node.name, "1000-2000,53/udp", pods={uid: node.name})
+                for number, uid in enumerate(pods)
+            ]
+        )
+        written = time.monotonic()
+        assert eventually(lambda: daemon.metric("namespaces", state="in_sync") == MANY, 60)
+        took = time.monotonic() - written
+        resident = daemon.metric("process_resident_memory_bytes") / 2**20
+        print(  # noqa: T201
+            f"{MANY} instances: written in {written - started:.1f} s, in sync {took:.1f} s later;"
+            f" {resident:.0f} MiB, {daemon.descriptors()} descriptors"
+        )
+        assert resident < 100
+        netns = next(iter(pods.values()))
+        moment = time.monotonic()
+        machines.annotate("vm-0", port_ranges="5000")
+        assert comes_to_forward(netns, "tcp 5000", seconds=5)
+        assert time.monotonic() - moment < A_MOMENT
+
+
+def linked(netns: str, number: int) -> None:
+    ip(
+        netns,
+        "link add eth0 type bridge",
+        f"addr add 198.51.{number // 250}.{1 + number % 250}/16 dev eth0",
+        "link set eth0 up",
+    )
