@@ -10,13 +10,14 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from importlib.metadata import version
 
 from agent import lock, signals
 from agent.commands.common import counted
 from agent.config import Config, load
+from agent.devices import Devices
 from agent.errors import BadConfiguration, Failure
 from agent.keeper import Keeper
 from agent.kernel import counters
@@ -96,6 +97,8 @@ class Daemon:
         for descriptor, mask in self._arrivals.filenos():
             self._epoll.register(descriptor, mask)
         self._kernel = self._made_kernel()
+        self._devices = Devices(self._resources)
+        self._epoll.register(self._devices.fileno(), select.EPOLLIN)
         self._keeper = Keeper(self._kernel, self._log, self._metrics, tell=self._told)
         self._store = Store(config.state_dir, self._warn)
         self._use(self._made_source())
@@ -227,7 +230,7 @@ class Daemon:
         self._arrivals.follow(self._folders())
         if looked:
             self._metrics.passed()
-        if self._keeper.news() or looked:
+        if self._keeper.news() or looked or self._devices.news():
             self._publish()
         if not self._stop:
             self._source.remember(self._reads)
@@ -266,7 +269,7 @@ class Daemon:
         self._skipped = frozenset(meaning.skipped)
 
     def _publish(self) -> None:
-        meaning, standings = self._source.meaning, self._keeper.standings
+        meaning, standings = self._source.meaning, self._with_devices(self._keeper.standings)
         states = {one.state for one in standings}
         readable = not meaning.unreadable
         self._status = replace(
@@ -284,6 +287,20 @@ class Daemon:
             namespaces=standings,
         )
         self._notifier.status(self._summary())
+
+    def _with_devices(self, standings: tuple[Standing, ...]) -> tuple[Standing, ...]:
+        """With a note on each network resource of a pod: which device backs it."""
+        notes: dict[str, list[str]] = {}
+        for machine in self._source.meaning.machines:
+            for other in machine.not_ours if machine.netns.startswith(POD) else ():
+                link = self._devices.of(machine.netns).get(other.resource)
+                if link:
+                    note = f"{machine}/{other.interface}: {other.resource} is the device {link}"
+                    notes.setdefault(machine.netns, []).append(note)
+        return tuple(
+            replace(one, notes=(*one.notes, *notes[one.netns])) if one.netns in notes else one
+            for one in standings
+        )
 
     def _told(self, machines: Iterable[Machine], tiding: Tiding, message: str) -> None:
         for machine in machines:
@@ -394,6 +411,10 @@ class Daemon:
         lookups = {lookup_of(one.rule) for one in standing.live if not one.handle}
         maps = sorted(name(lookup) for lookup in lookups if lookup)
         return counters.read(standing.netns, standing.identity, maps, self._kernel.found)
+
+    def _resources(self, netns: str) -> Mapping[str, str]:
+        """For whoever asks, in whichever thread."""
+        return self._kernel.resources(netns)
 
     def _warn(self, what: str) -> None:
         self._log.once(what, "warning", "warning", what=what)

@@ -77,6 +77,7 @@ class NotOurs(Value):
 
     interface: str
     reason: str
+    resource: str = ""  # of a device plugin, that connects it
 
 
 class Machine(Value, kw_only=True):

@@ -1,6 +1,6 @@
 """`portranger explain`: which rule takes a packet where, or why none does."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
 from agent.commands.common import BAD_MANIFEST, failed, reported
@@ -50,12 +50,19 @@ def explain(  # noqa: PLR0913 - the options of the command
                 console.say(f"not ours: {machine}/{other.interface}: {other.reason}")
     for name in rules:
         console.say(f"namespace {name}")
-        for line in explained(sorted(rules[name], key=order), protocol, port, sender):
+        lines = [*_devices(name, kernel)]
+        lines += explained(sorted(rules[name], key=order), protocol, port, sender)
+        for line in lines:
             console.say(f"  {line}")
     if not rules and not failures:
         where = f" in namespace {netns}" if netns else ""
         console.say(f"Nothing of ours is {'live' if kernel else 'declared'}{where}.")
     return failed(console, failures)
+
+
+def _devices(netns: str, kernel: Kernel | None) -> Iterator[str]:
+    for resource, link in (kernel.resources(netns) if kernel else {}).items():
+        yield f"not ours: {resource} is the device {link}"
 
 
 def _protocol_and_port(what: str) -> tuple[Protocol, int]:

@@ -70,5 +70,8 @@ class Kernel(Protocol):
         self, netns: str, known: Known | None = None
     ) -> AbstractContextManager[Namespace]: ...
     def glimpse(self, netns: str, sysctls: Iterable[str] = ()) -> Glimpse: ...
+    def resources(self, netns: str) -> Mapping[str, str]:
+        """Which link of a pod backs each of its network resources, as the pod itself tells."""
+
     def afterwards(self) -> int:
         """Do what was put off until every commit is made; returns how many flows were forgotten."""

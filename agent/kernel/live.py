@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 
 from agent.errors import BackendMissing, Failure, NoNamespace
@@ -283,6 +283,9 @@ class LiveKernel:
             return None, frozenset()
         finally:
             self._later.close(asking.close)
+
+    def resources(self, netns: str) -> Mapping[str, str]:
+        return self._pods.resources(netns.removeprefix(POD)) if netns.startswith(POD) else {}
 
     def afterwards(self) -> int:
         return self._later.forgotten()

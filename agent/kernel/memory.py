@@ -139,5 +139,8 @@ class MemoryKernel:
                 sysctls=space.observe(sysctls).sysctls,
             )
 
+    def resources(self, netns: str) -> dict[str, str]:  # noqa: ARG002 - there are no pods
+        return {}
+
     def afterwards(self) -> int:
         return 0

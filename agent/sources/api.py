@@ -42,6 +42,7 @@ KEEPALIVE = (  # a server that died without a word is found out in half a minute
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
 TOO_LARGE = "ResourceVersionTooLarge"
+TERMINATING = "NamespaceTerminating"  # no right would help
 DROPPED = (ConnectionResetError, BrokenPipeError, http.client.BadStatusLine, ssl.SSLEOFError)
 
 Object = dict[str, object]
@@ -336,7 +337,7 @@ class Api:
         if code == 401:
             fix = "Check the token or the certificate"
             return Denied(f"{self} does not know us", fix, verb=verb, known=False)
-        if code == 403:
+        if code == 403 and not _says(status, TERMINATING):
             return Denied(f"{self}: {words}", verb=verb)
         if code == 404:
             return Missing(f"{self}: {words}")

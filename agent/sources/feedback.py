@@ -15,7 +15,7 @@ from threading import Event, Thread
 
 from agent.backoff import Backoff
 from agent.errors import Failure
-from agent.sources.api import Api, Away, Missing, Refused
+from agent.sources.api import Api, Away, Denied, Missing, Refused
 from agent.sources.vmis import Reference
 from rules.values import Value, replace
 
@@ -28,6 +28,7 @@ SAME = 600.0  # seconds in which the same words are the same event
 PATCHES = 60.0  # seconds between two times that one is counted up
 MOST_REMEMBERED = 4096
 OLDEST = 600.0  # seconds after which nobody wants to know
+DENIED = 60.0  # seconds: an API server that has just started may not know our rights yet
 RETRIES = Backoff(first=0.5, longest=30.0)
 CONFLICTING = 409
 
@@ -199,11 +200,14 @@ class Feedback:
             count = entry.count
             try:
                 write(entry)
-            except Away as away:
-                self.trouble = str(away)
+            except (Away, Denied) as failure:
+                self.trouble = str(failure)
                 retries = retries.struck(max(self._clock(), retries.until))
-                pause = away.retry_after + random.uniform(0, retries.wait)  # noqa: S311 - no secret
-                if self._calendar() - entry.said.at + pause > OLDEST:
+                pause = random.uniform(0, retries.wait)  # noqa: S311 - no secret
+                longest = DENIED
+                if isinstance(failure, Away):
+                    pause, longest = pause + failure.retry_after, OLDEST
+                if self._calendar() - entry.said.at + pause > longest:
                     break
                 self._stop.wait(pause)
             except Failure as failure:

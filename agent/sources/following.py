@@ -118,7 +118,7 @@ class Follower:
             self._version, self._from = "", ""
         except Failure as failure:
             trouble = True
-            least, longest = _waits(failure)
+            least, longest = self._waits(failure)
             self._in_trouble(failure)
         except Exception as error:  # a bug must not end the only thread that listens
             trouble = True
@@ -243,6 +243,16 @@ class Follower:
             self.trouble = Trouble(since, why)
             self._shared.changed()
 
+    def _waits(self, failure: Failure) -> tuple[float, float]:
+        """The seconds to wait in any case, and at random on top; 0: as often as it failed."""
+        match failure:
+            case Away():
+                return failure.retry_after, 0.0
+            case Missing() if not self.listed:
+                return SLOWLY / 2, SLOWLY / 2
+            case _:
+                return 0.0, 0.0
+
     def _out_of_trouble(self) -> None:
         if self.trouble is not None:
             self.trouble = None
@@ -258,17 +268,6 @@ def followed(server: Api, shared: Shared) -> list[Follower]:
 def _each(items: Iterable[object]) -> list[Vmi]:
     found = [heard(item) for item in items if isinstance(item, dict)]
     return [vmi for vmi in found if vmi is not None]
-
-
-def _waits(failure: Failure) -> tuple[float, float]:
-    """The seconds to wait in any case, and at random on top; 0: as often as it failed."""
-    match failure:
-        case Away():
-            return failure.retry_after, 0.0
-        case Missing():
-            return SLOWLY / 2, SLOWLY / 2
-        case _:
-            return 0.0, 0.0
 
 
 def _explained(failure: Failure) -> str:

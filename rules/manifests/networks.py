@@ -178,6 +178,12 @@ def reason(interface: Part, network: Part) -> str:
     return NETWORK_TYPES[network.kind or ""] or BINDINGS[interface.kind or ""]
 
 
+def resource(network: Part) -> str:
+    """The resource of a device plugin that a network is, if it is one."""
+    name = network.inner.values.get("resourceName") if network.kind == "resource" else None
+    return name if isinstance(name, str) else ""
+
+
 def is_unplugged(interface: Part) -> bool:
     """Whether an interface is on its way out of a running machine."""
     return interface.fields.values.get("state") == "absent"

@@ -89,7 +89,8 @@ def _attachments(
                 claims=ports.claims(entries) if entries else None,
             )
         else:
-            not_ours.append(NotOurs(interface.name or "", networks.reason(interface, network)))
+            why = networks.reason(interface, network)
+            not_ours.append(NotOurs(interface.name or "", why, networks.resource(network)))
     if not interfaces and not nets:
         not_ours.append(_DETACHED if attached is False else _DEFAULT_BRIDGE)
     return ours, tuple(not_ours)

@@ -3,6 +3,7 @@ launcher's namespace, with packets; what is edited there is edited here, while f
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -309,3 +310,30 @@ def linked(netns: str, number: int) -> None:
         f"addr add 198.51.{number // 250}.{1 + number % 250}/16 dev eth0",
         "link set eth0 up",
     )
+
+
+def test_status_tells_which_device_backs_a_resource_network(
+    machines: Machines, node: Agents
+) -> None:
+    uid = pod_uid()
+    variable = json.dumps(
+        {
+            "name": "sriov/red",
+            "interfaces": [{"name": "net7", "protocol": "Ethernet"}],
+        }
+    )
+    made = instance("vm", node.name, "22", pods={uid: node.name})
+    made["spec"]["domain"]["devices"]["interfaces"].append({"name": "red", "bridge": {}})
+    made["spec"]["networks"].append({"name": "red", "resource": {"resourceName": "sriov/red"}})
+    environment = {"NETWORK_INTERFACE_RESOURCES_SRIOV_RED": variable}
+    with (
+        pod() as netns,
+        launcher(node.kubelet, uid, netns, environment=environment),
+        node.daemons.running() as daemon,
+    ):
+        machines.make(made)
+        assert comes_to_forward(netns, "tcp 22")
+        told = "red: sriov/red is the device net7"
+        assert eventually(
+            lambda: any(note.endswith(told) for note in daemon.standing(f"pod:{uid}")["notes"])
+        )

@@ -3,19 +3,20 @@ have: with less of it, it does not."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from agent.kernel import sysctl
+from agent.kernel.netns import inside, opened
 from tests.daemon.running import Running, comes_to_forward
 from tests.kubernetes import assets
 from tests.kubernetes.image import BASE, UNLIMITED, Podman, built_twice, options, podman
-from tests.spaces import ROOT, ip, manifest, nft, pod, run, space
+from tests.spaces import PATIENCE, ROOT, ip, manifest, nft, pod, run, space, within
 
 Json = Any
 
@@ -118,6 +119,10 @@ class Deployed:
             self.places[volume].mkdir(exist_ok=True)
             (self.places[volume] / name).write_text(text)
 
+    def manifest(self, netns: str, ports: str) -> None:
+        """Let there be this manifest, and no other."""
+        self.places["manifests"].joinpath("desktop.yaml").write_text(manifest(netns, ports))
+
     @contextmanager
     def running(self, *, without: str = "") -> Iterator[Running]:
         for place in self.places.values():
@@ -128,6 +133,16 @@ class Deployed:
         network = f"--network=ns:/run/netns/{self.home}"
         with self._podman.running(*words, network, IMAGE, *container["args"], log=log) as child:
             yield Running(child, self.home, log)
+
+
+@contextmanager
+def forwarding(netns: str) -> Iterator[None]:
+    """With the settings made already that the agent would have to make."""
+    names = ("ipv4.ip_forward", "ipv6.conf.all.forwarding", "ipv4.conf.k6t-eth0.route_localnet")
+    with opened(netns) as descriptor, inside(descriptor, netns):
+        for name in names:
+            sysctl.write(f"net.{name}", "1")
+    yield
 
 
 @pytest.fixture
@@ -141,3 +156,43 @@ def home() -> Iterator[str]:
 def deployed(image: Podman, tmp_path: Path, home: str) -> Deployed:
     """On a node without KubeVirt."""
     return Deployed(image, rendered("kubernetes/overlays/files"), tmp_path, home)
+
+
+def test_it_forwards_and_repairs_without_kubevirt(deployed: Deployed) -> None:
+    with pod() as netns, forwarding(netns):
+        deployed.manifest(netns, "1000-2000")
+        with deployed.running() as agent:
+            assert agent.says("ready"), agent.log.read_text()
+            assert comes_to_forward(netns, "tcp 1000-2000")
+            nft(netns, "flush ruleset")
+            assert agent.says("drift repaired", process="nft")
+            assert agent.get("/readyz")[0] == 200
+        assert agent.process.poll() == 0
+        assert comes_to_forward(netns, "tcp 1000-2000")
+
+
+def test_a_namespace_that_comes_later_is_seen(deployed: Deployed) -> None:
+    deployed.manifest("later", "22")
+    with deployed.running() as agent:
+        assert agent.says("ready")
+        with pod() as netns, forwarding(netns):
+            deployed.manifest(netns, "22")
+            assert comes_to_forward(netns, "tcp 22")
+
+
+def test_it_makes_the_settings_that_forwarding_needs(deployed: Deployed) -> None:
+    """Although a container has /proc/sys read-only."""
+    with pod() as netns:
+        deployed.manifest(netns, "22")
+        with deployed.running() as agent:
+            assert agent.is_in("in sync", netns), agent.log.read_text()
+        assert within(netns, "cat", "/proc/sys/net/ipv4/ip_forward") == "1\n"
+
+
+@pytest.mark.parametrize("missing", ["SYS_ADMIN", "NET_ADMIN", "NET_BROADCAST"])
+def test_without_one_of_its_capabilities_it_does_not_even_start(
+    deployed: Deployed, missing: str
+) -> None:
+    with deployed.running(without=missing) as agent:
+        assert agent.process.wait(PATIENCE) == 77
+    assert f"CAP_{missing}" in agent.log.read_text()
