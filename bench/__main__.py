@@ -20,7 +20,7 @@ from agent.kernel.live import LiveKernel
 from agent.kernel.netns import inside, opened
 from agent.kernel.probe import connected
 from agent.reconcile import converge
-from bench import control, flows, report
+from bench import control, flows, kubernetes, report
 from bench.crowd import crowd
 from bench.daemon import arrival_to_port, flush_to_port, save_to_port
 from bench.machines import machine
@@ -175,6 +175,8 @@ SECTIONS = {
     "flows-tcp": flows.tcp,
     "flows-crossover": flows.crossover,
     "flows-stream": flows.stream,
+    "kubernetes-edit": kubernetes.edit_to_port,
+    "kubernetes-cost": kubernetes.cost,
     QUICK: quick,
 }
 
