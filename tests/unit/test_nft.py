@@ -598,29 +598,29 @@ def test_a_lookup_from_inside_is_by_its_destination() -> None:
 
 
 def test_rules_that_become_elements_go_in_the_same_transaction() -> None:
-    rules = CROWD[:15]
+    rules = CROWD[:7]
     observed = replace(LIVE, foreign=(), mapped={})
     observed = replace(observed, live=tuple(Live(rule, 100 + i) for i, rule in enumerate(rules)))
-    plan = diff("blue", want(*CROWD[:16]), observed)
+    plan = diff("blue", want(*CROWD[:8]), observed)
     assert [gist(command) for command in encode(plan)] == [
-        *(f"delete rule {100 + i}" for i in range(15)),
+        *(f"delete rule {100 + i}" for i in range(7)),
         f"add map {NAME}",
         f"add element {NAME}",
         "add rule prerouting",
     ]
     elements: Any = encode(plan)[-2]["add"]
-    assert len(elements["element"]["elem"]) == 16
+    assert len(elements["element"]["elem"]) == 8
 
 
 def test_a_map_is_filled_before_its_rule_takes_the_place_of_others() -> None:
     """Some kernels show packets what is in a new map only after they use its rule."""
-    observed = replace(LIVE, live=tuple(Live(rule, 7) for rule in CROWD[:15]), mapped={})
-    plan = diff("blue", want(*CROWD[:16]), observed)
+    observed = replace(LIVE, live=tuple(Live(rule, 7) for rule in CROWD[:7]), mapped={})
+    plan = diff("blue", want(*CROWD[:8]), observed)
     first, second = in_turn(plan)
     assert [gist(command) for command in first] == [f"add map {NAME}", f"add element {NAME}"]
     assert [gist(command) for command in second] == [
         "delete rule 9",
-        *["delete rule 7"] * 15,
+        *["delete rule 7"] * 7,
         "add rule prerouting",
     ]
     assert sorted(map(str, [*first, *second])) == sorted(map(str, encode(plan)))
@@ -633,7 +633,7 @@ def test_a_map_is_filled_before_its_rule_takes_the_place_of_others() -> None:
         pytest.param(CROWD, replace(LIVE, unsound="flags", mapped={}), id="in one made anew"),
         pytest.param(CROWD, replace(LIVE, mapped={}), id="where no range of the map was served"),
         pytest.param(CROWD[1:], mapped(*CROWD), id="where elements change"),
-        pytest.param(CROWD[:8], mapped(*CROWD), id="where elements become rules"),
+        pytest.param(CROWD[:4], mapped(*CROWD), id="where elements become rules"),
         pytest.param([], mapped(*CROWD), id="where all goes"),
         pytest.param(CROWD[:3], LIVE, id="where there is no map"),
     ],
@@ -648,11 +648,11 @@ def test_nothing_to_do_is_not_even_one_transaction() -> None:
 
 
 def test_elements_that_become_rules_go_with_their_map() -> None:
-    plan = diff("blue", want(*CROWD[:8]), mapped(*CROWD[:9]))
+    plan = diff("blue", want(*CROWD[:4]), mapped(*CROWD[:5]))
     assert [gist(command) for command in encode(plan)] == [
         "delete rule 30",
         f"delete map {NAME}",
-        *["add rule prerouting"] * 8,
+        *["add rule prerouting"] * 4,
     ]
     assert script(plan).splitlines()[:2] == [
         "delete rule inet portranger prerouting handle 30",
