@@ -1,10 +1,12 @@
-"""Our nftables table in one namespace, through libnftables and in this process.
+"""Our nftables table in one namespace, in this process: read through libnftables, written to the
+kernel itself.
 
 A context belongs to the namespace it was made in and keeps that alive: close it soon. It must not
 be shared between threads.
 """
 
 import ctypes
+import functools
 import os
 import socket
 import struct
@@ -16,9 +18,11 @@ from agent.errors import BackendMissing, Failure, NotPermitted, Stale
 from agent.kernel.kinds import Generation, Known
 from agent.kernel.netlink import ask, transact
 from rules.model import Observed, Rule
-from rules.nft import NAME, Json, in_turn
-from rules.nft_elements import are_elements, batch, carried_out, is_for
+from rules.nft import NAME, Json, commands
+from rules.nft_batch import batch, can_write
+from rules.nft_elements import are_elements, carried_out, is_for
 from rules.nft_listing import decode
+from rules.nft_steps import in_turn, steps
 from rules.plan import Plan, Table
 from rules.values import replace
 
@@ -42,26 +46,26 @@ STALE = (
 
 
 class Nftables:
-    """Made by a thread that is in the namespace; it stays there wherever that thread goes."""
+    """Made and used by a thread that is in the namespace."""
 
     def __init__(self, known: Known | None = None) -> None:
         """What is known from an earlier look spares another one, if nothing changed since."""
-        try:
-            ctypes.CDLL(LIBRARY)
-        except OSError as error:
-            raise BackendMissing(
-                f"cannot load {LIBRARY} ({error})", "Run: apt install libnftables1"
-            ) from error
+        _load(LIBRARY)
         self._netlink = netlink()
-        try:
-            netlink().close()  # where it gets no socket, libnftables ends the whole process
-        except OSError:
-            self._netlink.close()
-            raise
-        self._context = nftables.Nftables(LIBRARY)
-        self._context.set_handle_output(True)
+        self._made: nftables.Nftables | None = None
         self.known = known
         self._rules: dict[tuple[str, str, str], Rule] = {}
+
+    @property
+    def _context(self) -> nftables.Nftables:
+        """Made when first needed: to look at what is known, and to write, takes none."""
+        if self._made is None:
+            with netlink() as here:  # where it gets no socket, libnftables ends the whole process
+                if cookie_of(here) != cookie_of(self._netlink):
+                    raise RuntimeError("asked from another namespace")
+            self._made = nftables.Nftables(LIBRARY)
+            self._made.set_handle_output(True)
+        return self._made
 
     def observe(self) -> Observed:
         """What our table holds, as far as its rules go: where no generation of the ruleset has
@@ -108,11 +112,21 @@ class Nftables:
         if self.known and are_elements(plan):
             self._put_elements(plan, *self.known)
             return
-        for commands in in_turn(plan):
-            self._run(commands, plan)
+        for part in in_turn(plan):
+            if can_write(part):
+                self._write(batch(part), plan)
+            else:
+                self._run(commands(part), plan)
 
-    def _run(self, commands: list[Json], plan: Plan) -> None:
-        code, _, error = self._context.json_cmd({"nftables": commands})
+    def _write(self, content: bytes, plan: Plan) -> None:
+        try:
+            transact(self._netlink, content)
+        except OSError as error:
+            self.known = None  # who was wrong once is not asked again
+            raise failure(os.strerror(error.errno or 0), plan.table) from error
+
+    def _run(self, words: list[Json], plan: Plan) -> None:
+        code, _, error = self._context.json_cmd({"nftables": words})
         if code != 0:
             if plan.table is Table.CREATE and self._list().table:
                 raise Stale("somebody else made the table while we looked", "Try again")
@@ -123,18 +137,14 @@ class Nftables:
         known, unless somebody has been there since: then the next look tells."""
         if not is_for(plan, observed):
             raise Stale("the plan is for an earlier look at the table", "Try again")
-        try:
-            transact(self._netlink, batch(plan, generation.number))
-        except OSError as error:
-            self.known = None  # who was wrong once is not asked again
-            raise failure(os.strerror(error.errno or 0), plan.table) from error
+        self._write(batch(steps(plan), generation.number), plan)
         following = replace(generation, number=generation.number % LAST_GENERATION + 1)
         self.known = (following, carried_out(plan, observed))
 
     def close(self) -> None:
         """Let go of the namespace."""
         self._netlink.close()
-        del self._context
+        self._made = None
 
 
 def netlink() -> socket.socket:
@@ -145,10 +155,23 @@ def netlink() -> socket.socket:
 def generation_of(asking: socket.socket) -> Generation:
     """The generation of the ruleset there: every change of it makes another."""
     ((_, attributes),) = ask(asking, NFT_MSG_GETGEN, 0, bytes(4), "=BBH")
+    return Generation(cookie_of(asking), int.from_bytes(attributes[NFTA_GEN_ID], "big"))
+
+
+def cookie_of(asking: socket.socket) -> int:
+    """Of the namespace that a socket is in."""
     cookie = asking.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
-    return Generation(
-        int.from_bytes(cookie, sys.byteorder), int.from_bytes(attributes[NFTA_GEN_ID], "big")
-    )
+    return int.from_bytes(cookie, sys.byteorder)
+
+
+@functools.cache
+def _load(library: str) -> None:
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        raise BackendMissing(
+            f"cannot load {library} ({error})", "Run: apt install libnftables1"
+        ) from error
 
 
 def failure(error: str, table: Table) -> Failure:

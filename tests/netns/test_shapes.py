@@ -38,8 +38,8 @@ from agent.kernel.netns import inside, opened
 from agent.kernel.nftables import NETLINK_NETFILTER
 from agent.reconcile import converge
 from rules.model import Chain, Desired, Family, Live, Lookup, Observed, Pending, Protocol, Rule
-from rules.nft import in_turn
-from rules.nft_elements import (
+from rules.nft import commands
+from rules.nft_batch import (
     ACK,
     BATCH_BEGIN,
     BATCH_END,
@@ -47,8 +47,9 @@ from rules.nft_elements import (
     DELSETELEM,
     NEWSETELEM,
     REQUEST,
-    are_elements,
 )
+from rules.nft_elements import are_elements
+from rules.nft_steps import in_turn
 from rules.plan import Plan, Table, diff
 from rules.shapes import Lives
 from rules.values import replace
@@ -267,7 +268,7 @@ def test_a_map_that_was_filled_and_left_behind_is_used_or_goes(netns: str) -> No
         emptied(netns)
         held(netns, *many(7))
         first, _ = in_turn(diff(netns, want(*many(8)), observed(netns)))
-        within(netns, "nft", "-j", "-f", "-", stdin=json.dumps({"nftables": first}))
+        within(netns, "nft", "-j", "-f", "-", stdin=json.dumps({"nftables": commands(first)}))
         held(netns, *many(number))
         assert is_map(netns) is (number == 8)
         assert_holds(netns, *many(number))

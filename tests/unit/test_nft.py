@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from rules.model import Chain, Desired, Family, Foreign, Live, Lookup, Observed, Protocol, Rule
-from rules.nft import encode, in_turn, script, statement
+from rules.nft import commands, encode, script, statement
 from rules.nft_listing import decode
+from rules.nft_steps import in_turn
 from rules.plan import Plan, Table, diff
 from rules.values import replace
 from tests.unit.samples import OWNER, answerable, egress, forward, from_inside
@@ -616,7 +617,7 @@ def test_a_map_is_filled_before_its_rule_takes_the_place_of_others() -> None:
     """Some kernels show packets what is in a new map only after they use its rule."""
     observed = replace(LIVE, live=tuple(Live(rule, 7) for rule in CROWD[:7]), mapped={})
     plan = diff("blue", want(*CROWD[:8]), observed)
-    first, second = in_turn(plan)
+    first, second = map(commands, in_turn(plan))
     assert [gist(command) for command in first] == [f"add map {NAME}", f"add element {NAME}"]
     assert [gist(command) for command in second] == [
         "delete rule 9",
@@ -640,7 +641,7 @@ def test_a_map_is_filled_before_its_rule_takes_the_place_of_others() -> None:
 )
 def test_everything_else_is_one_transaction(wanted: list[Rule], found: Observed) -> None:
     plan = diff("blue", want(*wanted), found)
-    assert in_turn(plan) == [encode(plan)]
+    assert [commands(part) for part in in_turn(plan)] == [encode(plan)]
 
 
 def test_nothing_to_do_is_not_even_one_transaction() -> None:
