@@ -8,6 +8,7 @@ linux/netfilter/nf_tables.h.
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from rules.model import Address, Chain, Family, Lookup, Protocol, Rule
 from rules.nft import NAME, PRIORITY
@@ -47,6 +48,7 @@ EQUAL, UP_TO, FROM = 0, 3, 5
 INTERVAL_MAP = 0x4 | 0x8
 PORTS, ADDRESSES = 13, {Family.IP: (7, 4), Family.IP6: (8, 16)}  # how nft numbers types; lengths
 BIG_ENDIAN = struct.pack("=BBIBBIBBI", 0, 4, 2, 1, 4, 2, 6, 4, 0)  # what nft notes of such a map
+MEMORY = 256  # expressions of a kind that are remembered
 
 Message = tuple[int, int, bytes]  # its kind, its flags, its body
 
@@ -234,15 +236,15 @@ def _verdict(rule: Rule) -> Iterator[bytes]:
     if rule.to is None:
         yield _expression("masq")
         return
-    yield _expression("immediate", _numbers(1), _nested(2, _value(rule.to.packed)))
-    yield _nat(rule)
+    yield _immediate(rule.to.packed)
+    yield _nat(rule.chain, rule.family)
 
 
 def _looked_up(lookup: Lookup) -> Iterator[bytes]:
     yield from _port_of(lookup.protocol)
     registers = attribute(2, _number(1)) + attribute(3, _number(1))
     yield _expression("lookup", attribute(1, _text(name(lookup))), registers)
-    yield _nat(lookup)
+    yield _nat(lookup.chain, lookup.family)
 
 
 def _port_of(protocol: Protocol) -> Iterator[bytes]:
@@ -251,26 +253,37 @@ def _port_of(protocol: Protocol) -> Iterator[bytes]:
     yield _payload(TRANSPORT, 2, 2)
 
 
-def _nat(what: Rule | Lookup) -> bytes:
-    """To the address in the first register."""
-    destination = what.chain is not Chain.POSTROUTING
-    return _expression("nat", _numbers(int(destination), VERSIONS[what.family], 1))
-
-
 def _is(loaded: bytes, value: bytes) -> tuple[bytes, bytes]:
     return loaded, _compare(EQUAL, value)
 
 
+# Rules are made of a few expressions again and again.
+
+
+@lru_cache(MEMORY)
 def _compare(how: int, value: bytes) -> bytes:
     return _expression("cmp", _numbers(1, how), _nested(3, _value(value)))
 
 
+@lru_cache(MEMORY)
 def _meta(key: int) -> bytes:
     return _expression("meta", _numbers(1, key))
 
 
+@lru_cache(MEMORY)
 def _payload(header: int, offset: int, length: int) -> bytes:
     return _expression("payload", _numbers(1, header, offset, length))
+
+
+@lru_cache(MEMORY)
+def _immediate(value: bytes) -> bytes:
+    return _expression("immediate", _numbers(1), _nested(2, _value(value)))
+
+
+@lru_cache(MEMORY)
+def _nat(chain: Chain, family: Family) -> bytes:
+    """To the address in the first register."""
+    return _expression("nat", _numbers(int(chain is not Chain.POSTROUTING), VERSIONS[family], 1))
 
 
 def _expression(kind: str, *content: bytes) -> bytes:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from rules.model import Chain, Live, Lookup, Observed, Rule
+from rules.model import Live, Lookup, Observed, Rule
 
 FEW, MANY = 4, 8
 
@@ -61,17 +61,8 @@ def count(rules: Iterable[Rule]) -> Counter[Lookup]:
 
 
 def lookup_of(rule: Rule) -> Lookup | None:
-    """Where a rule could be an element; shifted ranges have a map of their own in their rule."""
-    if (
-        rule.protocol is None
-        or rule.ports is None
-        or rule.to is None
-        or rule.to_port is not None
-        or rule.source is not None
-        or rule.chain is Chain.POSTROUTING
-    ):
-        return None
-    return Lookup(rule.chain, rule.family, rule.protocol, rule.interface, rule.destination)
+    """Where a rule could be an element."""
+    return rule.lookup
 
 
 def gathered(counts: Mapping[Lookup, int], mapped: Iterable[Lookup]) -> frozenset[Lookup]:
