@@ -144,6 +144,7 @@ class Daemon:
         )
         self._work()
         self._ready()
+        self._remember()
 
     def _ready(self) -> None:
         self._started = True
@@ -161,8 +162,10 @@ class Daemon:
             self._renew()
             self._work()
             self._ready()
+            self._remember()
         elif not self._stop:
             self._work()
+            self._remember()
 
     def _wait(self) -> None:
         due = [self._keeper.due, self._resync]
@@ -223,6 +226,9 @@ class Daemon:
             self._metrics.passed()
         if self._keeper.news() or looked:
             self._publish()
+
+    def _remember(self) -> None:
+        """For the next run; whoever waits for the rules need not wait for that."""
         if not self._stop:
             self._directory.remember(self._reads)
             self._store.leave(self._keeper.leaving)

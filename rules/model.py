@@ -248,6 +248,9 @@ class Sysctl(Value, order=True):
     value: str
 
 
+RULE, ELEMENT, MAP, SET = "rule", "element", "map", "set"  # kinds of what is foreign
+
+
 class Live(Value):
     """A rule as the kernel holds it."""
 
@@ -258,11 +261,15 @@ class Live(Value):
 
 
 class Foreign(Value):
-    """A rule in our table that is not of our making."""
+    """A rule in our table that is not of our making; or a set, a map, or an element of a map, which
+    are known by their name instead of a handle."""
 
     chain: str
     handle: int
     text: str
+    kind: str = RULE
+    name: str = ""
+    ports: tuple[int, int] = (0, 0)  # of an element, which may be for no port at all
 
 
 class Observed(Value, kw_only=True):

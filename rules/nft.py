@@ -9,8 +9,10 @@ from rules.nft_steps import (
     AddRule,
     DropMap,
     DropRule,
+    DropStray,
     DropTable,
     Erase,
+    EraseStray,
     Fill,
     MakeChain,
     MakeMap,
@@ -52,6 +54,11 @@ def _command(step: Step) -> Json:
             return {"add": {"chain": chain_spec(chain)}}
         case DropRule(chain, handle):
             return {"delete": {"rule": {**OURS, "chain": chain, "handle": handle}}}
+        case DropStray(kind, stray):
+            return {"delete": {kind: {**OURS, "name": stray}}}
+        case EraseStray(stray, ports):
+            keys: list[object] = [_span_json(*ports)]
+            return {"delete": {"element": {**OURS, "name": stray, "elem": keys}}}
         case DropMap(lookup):
             return {"delete": {"map": {**OURS, "name": name(lookup)}}}
         case Erase(lookup, rules):
@@ -86,6 +93,10 @@ def _line(step: Step) -> str:
             )
         case DropRule(chain, handle):
             return f"delete rule inet {NAME} {chain} handle {handle}"
+        case DropStray(kind, stray):
+            return f"delete {kind} inet {NAME} {stray}"
+        case EraseStray(stray, (first, last)):
+            return f"delete element inet {NAME} {stray} {{ {first}-{last} }}"
         case DropMap(lookup):
             return f"delete map inet {NAME} {name(lookup)}"
         case Erase(lookup, rules):
@@ -187,7 +198,11 @@ def ports_json(ports: PortRange | None) -> object:
     """A port, or several."""
     if ports is None:
         raise ValueError("all ports are no range of a map")
-    return ports.first if len(ports) == 1 else {"range": [ports.first, ports.last]}
+    return _span_json(ports.first, ports.last)
+
+
+def _span_json(first: int, last: int) -> object:
+    return first if first == last else {"range": [first, last]}
 
 
 def lookup_rule(lookup: Lookup) -> Json:

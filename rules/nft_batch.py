@@ -17,8 +17,10 @@ from rules.nft_steps import (
     AddRule,
     DropMap,
     DropRule,
+    DropStray,
     DropTable,
     Erase,
+    EraseStray,
     Fill,
     MakeChain,
     MakeMap,
@@ -32,7 +34,7 @@ BATCH_BEGIN, BATCH_END = 16, 17
 NEWTABLE, DELTABLE, NEWCHAIN, NEWRULE, DELRULE, NEWSET, DELSET, NEWSETELEM, DELSETELEM = (
     (10 << 8) | number for number in (0, 2, 3, 6, 8, 9, 11, 12, 14)
 )
-REQUEST, ACK, EXCL, CREATE, APPEND = 0x1, 0x4, 0x200, 0x400, 0x800
+REQUEST, ACK, ECHO, EXCL, CREATE, APPEND = 0x1, 0x4, 0x8, 0x200, 0x400, 0x800
 NESTED = 0x8000
 BATCH_GENID = 1
 INET, SUBSYSTEM = 1, 10
@@ -48,6 +50,7 @@ EQUAL, UP_TO, FROM = 0, 3, 5
 INTERVAL_MAP = 0x4 | 0x8
 PORTS, ADDRESSES = 13, {Family.IP: (7, 4), Family.IP6: (8, 16)}  # how nft numbers types; lengths
 BIG_ENDIAN = struct.pack("=BBIBBIBBI", 0, 4, 2, 1, 4, 2, 6, 4, 0)  # what nft notes of such a map
+MOST_ECHOED = 64  # rules whose handles the kernel tells: more would not fit into a socket
 MEMORY = 256  # expressions of a kind that are remembered
 
 Message = tuple[int, int, bytes]  # its kind, its flags, its body
@@ -66,16 +69,15 @@ def batch(steps: Iterable[Step], generation: int | None = None) -> bytes:
     """The transaction. Only the last of its messages is acknowledged, whatever is refused is told
     anyway: a socket has no room for hundreds of answers. Where a generation of the ruleset is
     named, the kernel takes the batch only if there has been no other since."""
-    *messages, (kind, flags, last) = [one for step in steps for one in _messages(step)]
+    content = [one for step in steps for one in _messages(step)]
+    echoed = sum(kind == NEWRULE for kind, _, _ in content) <= MOST_ECHOED
     edge = struct.pack(">BBH", 0, 0, SUBSYSTEM)
     begin = b"" if generation is None else attribute(BATCH_GENID, _number(generation))
-    content = [
-        _message(BATCH_BEGIN, REQUEST, edge + begin),
-        *(_message(*one) for one in messages),
-        _message(kind, flags | ACK, last),
-        _message(BATCH_END, REQUEST, edge),
-    ]
-    return b"".join(content)
+    data = [_message(BATCH_BEGIN, REQUEST, edge + begin)]
+    for left, (kind, flags, body) in enumerate(content, 1 - len(content)):
+        asked = (ECHO if echoed and kind == NEWRULE else 0) | (0 if left else ACK)
+        data.append(_message(kind, flags | asked, body))
+    return b"".join([*data, _message(BATCH_END, REQUEST, edge)])
 
 
 def _messages(step: Step) -> Iterator[Message]:
@@ -90,6 +92,11 @@ def _messages(step: Step) -> Iterator[Message]:
         case DropRule(chain, handle):
             place = attribute(2, _text(chain)) + attribute(3, struct.pack(">Q", handle))
             yield DELRULE, REQUEST, OURS + place
+        case DropStray(_, stray):
+            yield DELSET, REQUEST, OURS + attribute(2, _text(stray))
+        case EraseStray(stray, ports):
+            where = OURS + attribute(2, _text(stray))
+            yield DELSETELEM, REQUEST, where + _nested(3, _interval(*ports))
         case DropMap(lookup):
             yield DELSET, REQUEST, OURS + attribute(2, _text(name(lookup)))
         case MakeMap(lookup):
@@ -185,10 +192,12 @@ def _intervals(rules: Iterable[Rule], *, whole: bool) -> Iterator[bytes]:
         if whole and (to is None or rule.owner != owner or rule.to != to):  # mostly as the last
             to, owner = rule.to, rule.owner
             rest = _nested(2, _value(to.packed)) + attribute(6, _comment(owner))
-        interval = _end(rule.ports.first, rest)
-        if rule.ports.last < HIGHEST:
-            interval += _end(rule.ports.last + 1, LAST)
-        yield interval
+        yield _interval(rule.ports.first, rule.ports.last, rest)
+
+
+def _interval(first: int, last: int, rest: bytes = b"") -> bytes:
+    start = _end(first, rest)
+    return start + _end(last + 1, LAST) if last < HIGHEST else start
 
 
 def _end(port: int, rest: bytes) -> bytes:

@@ -4,7 +4,7 @@ as a command of libnftables or a line of a script (rules/nft.py), or as bytes (r
 
 from collections.abc import Iterator, Sequence
 
-from rules.model import Chain, Foreign, Live, Lookup, Rule
+from rules.model import ELEMENT, MAP, RULE, SET, Chain, Foreign, Live, Lookup, Rule
 from rules.plan import Plan, Table
 from rules.shapes import count, lookup_of
 from rules.values import Value
@@ -31,6 +31,20 @@ class DropRule(Value):
 
     chain: str
     handle: int
+
+
+class DropStray(Value):
+    """A map or set that is not ours; the rules that use it must have gone."""
+
+    kind: str
+    name: str
+
+
+class EraseStray(Value):
+    """An element from one of our maps that is not ours."""
+
+    name: str
+    ports: tuple[int, int]
 
 
 class DropMap(Value):
@@ -76,6 +90,8 @@ Step = (
     | MakeTable
     | MakeChain
     | DropRule
+    | DropStray
+    | EraseStray
     | DropMap
     | Erase
     | MakeMap
@@ -96,6 +112,7 @@ def steps(plan: Plan) -> list[Step]:
         found += [MakeTable(exclusive=True)]
     found += [MakeChain(chain) for chain in _new_chains(plan)]
     if plan.table is not Table.REMAKE:
+        found += _strangers(plan)
         found += _deleted(plan)
         found += [DropMap(lookup) for lookup in plan.spreading]
         found += [Erase(lookup, gone) for lookup, gone in _erased(plan).items()]
@@ -121,7 +138,10 @@ def in_turn(plan: Plan) -> list[list[Step]]:
     served = count(live.rule for live in (*plan.unchanged, *(old for old, _ in plan.change)))
     maps = {lookup for lookup in plan.gathering if served[lookup]}
     first = [step for step in found if _fills(step) in maps]
-    rest = [step for step in found if _fills(step) not in maps]
+    strangers = _strangers(plan)
+    if first and any(isinstance(step, DropStray) for step in strangers):
+        first = [*strangers, *first]  # one of them may have the name of such a map
+    rest = [step for step in found if step not in first]
     return [part for part in (first, rest) if part]
 
 
@@ -137,6 +157,14 @@ def _new_chains(plan: Plan) -> tuple[Chain, ...]:
     return tuple(c for c in Chain if c in {rule.chain for rule in _written(plan)})
 
 
+def _strangers(plan: Plan) -> list[Step]:
+    """What is not ours goes: rules before what they may use."""
+    foreign = [old for old in plan.remove if isinstance(old, Foreign)]
+    found: list[Step] = [DropRule(one.chain, one.handle) for one in foreign if one.kind == RULE]
+    found += [EraseStray(one.name, one.ports) for one in foreign if one.kind == ELEMENT]
+    return found + [DropStray(one.kind, one.name) for one in foreign if one.kind in (MAP, SET)]
+
+
 def _deleted(plan: Plan) -> Iterator[DropRule]:
     """What goes as a rule: what is not wanted, what becomes an element, and the rules of maps."""
     gathering = frozenset(plan.gathering)
@@ -144,9 +172,8 @@ def _deleted(plan: Plan) -> Iterator[DropRule]:
     if gathering:
         olds += [live for live in plan.unchanged if lookup_of(live.rule) in gathering]
     for old in olds:
-        if old.handle:
-            chain = old.chain if isinstance(old, Foreign) else old.rule.chain.value
-            yield DropRule(chain, old.handle)
+        if isinstance(old, Live) and old.handle:
+            yield DropRule(old.rule.chain.value, old.handle)
     for lookup in plan.spreading:
         yield DropRule(lookup.chain.value, plan.mapped[lookup])
 

@@ -59,6 +59,13 @@ class Plan(Value, kw_only=True):
         return self.table is Table.KEEP and not written and self.maps == self.mapped.keys()
 
     @property
+    def only_adds(self) -> bool:
+        """Whether nothing that is there goes."""
+        anew = self.table in (Table.REMAKE, Table.DELETE)
+        gone = anew or self.change or self.remove or self.leftovers
+        return not gone and not self.spreading and (not self.gathering or not self.unchanged)
+
+    @property
     def gathering(self) -> list[Lookup]:
         """What becomes a map."""
         return sorted(self.maps - self.mapped.keys(), key=name)

@@ -35,15 +35,17 @@ class Lives(tuple[Live, ...]):
         here = self.by_rule
         return frozenset(here[rule].rule if rule in here else rule for rule in rules)
 
-    def changed(self, gone: Iterable[Live], new: Iterable[Rule]) -> "Lives":
-        """After elements went and others came."""
+    def changed(self, gone: Iterable[Live], new: Iterable[Live]) -> "Lives":
+        """After some went and others came."""
         index, counts = self.by_rule.copy(), self.counts.copy()
         for live in gone:
             del index[live.rule]
-            counts.subtract(count([live.rule]))
-        for rule in new:
-            index[rule] = Live(rule, 0)
-            counts.update(count([rule]))
+            if lookup := live.rule.lookup:
+                counts[lookup] -= 1
+        for live in new:
+            index[live.rule] = live
+            if lookup := live.rule.lookup:
+                counts[lookup] += 1
         made = Lives(index.values())
         made.__dict__.update(by_rule=index, counts=counts)
         return made

@@ -11,20 +11,20 @@ import os
 import socket
 import struct
 import sys
+from itertools import chain
 
 import nftables
 
 from agent.errors import BackendMissing, Failure, NotPermitted, Stale
 from agent.kernel.kinds import Generation, Known
-from agent.kernel.netlink import ask, transact
+from agent.kernel.netlink import ask, attributes, transact
 from rules.model import Observed, Rule
 from rules.nft import NAME, Json, commands
-from rules.nft_batch import batch, can_write
-from rules.nft_elements import are_elements, carried_out, is_for
+from rules.nft_batch import NEWRULE, batch, can_write
+from rules.nft_foreseen import are_elements, carried_out, has_copies, is_for
 from rules.nft_listing import decode
-from rules.nft_steps import in_turn, steps
+from rules.nft_steps import AddLookup, AddRule, in_turn
 from rules.plan import Plan, Table
-from rules.values import replace
 
 LIBRARY = "libnftables.so.1"
 LIST = {"nftables": [{"list": {"table": {"family": "inet", "name": NAME}}}]}
@@ -32,10 +32,9 @@ KNOWN_RULES = 50_000  # decoded and remembered at the most; then from scratch
 MISSING = "No such file or directory"
 NETLINK_NETFILTER = 12
 NFT_MSG_GETTABLE, NFT_MSG_GETGEN = (10 << 8) | 1, (10 << 8) | 16  # of the subsystem nftables
-NFTA_GEN_ID, NFTA_TABLE_FLAGS = 1, 2
+NFTA_GEN_ID, NFTA_TABLE_FLAGS, NFTA_RULE_HANDLE = 1, 2, 3
 OUR_TABLE = struct.pack("=BBHHH12s", 1, 0, 0, 4 + len(NAME) + 1, 1, NAME.encode())  # inet, name
 SO_NETNS_COOKIE = 71  # Linux 5.14
-LAST_GENERATION = 0xFFFFFFFF  # the next one is 1
 STALE = (
     MISSING,
     "File exists",
@@ -108,22 +107,36 @@ class Nftables:
 
     def commit(self, plan: Plan) -> None:
         """Carry out the plan for the rules, all or nothing; at worst, a map that nothing looks into
-        is left behind."""
-        if self.known and are_elements(plan):
-            self._put_elements(plan, *self.known)
+        is left behind. What there is now is foreseen; the next look takes that for granted only if
+        the generation of the ruleset tells that nobody else has been there."""
+        parts = in_turn(plan)
+        known, elements = self.known, are_elements(plan)
+        if not parts:
             return
-        for part in in_turn(plan):
+        if known and elements and not is_for(plan, known[1]):
+            raise Stale("the plan is for an earlier look at the table", "Try again")
+        self.known = None  # who is wrong once is not asked again
+        number = known[0].number if known and elements else None
+        handles: list[int] = []
+        for part in parts:
             if can_write(part):
-                self._write(batch(part), plan)
+                handles += self._write(batch(part, number), plan)
             else:
                 self._run(commands(part), plan)
+                known = None
+        done = list(chain(*parts))
+        told = len(handles) == sum(isinstance(step, AddRule | AddLookup) for step in done)
+        if known and told and is_for(plan, known[1]) and not has_copies(known[1]):
+            self.known = known[0].after(len(parts)), carried_out(done, known[1], handles)
 
-    def _write(self, content: bytes, plan: Plan) -> None:
+    def _write(self, content: bytes, plan: Plan) -> list[int]:
+        """The handles of its rules."""
         try:
-            transact(self._netlink, content)
+            echoed = transact(self._netlink, content)
         except OSError as error:
-            self.known = None  # who was wrong once is not asked again
             raise failure(os.strerror(error.errno or 0), plan.table) from error
+        found = [attributes(body[4:])[NFTA_RULE_HANDLE] for kind, body in echoed if kind == NEWRULE]
+        return [int.from_bytes(handle, "big") for handle in found]
 
     def _run(self, words: list[Json], plan: Plan) -> None:
         code, _, error = self._context.json_cmd({"nftables": words})
@@ -131,15 +144,6 @@ class Nftables:
             if plan.table is Table.CREATE and self._list().table:
                 raise Stale("somebody else made the table while we looked", "Try again")
             raise failure(error, plan.table)
-
-    def _put_elements(self, plan: Plan, generation: Generation, observed: Observed) -> None:
-        """The kernel takes it only if nothing changed since our last look, so what there is now is
-        known, unless somebody has been there since: then the next look tells."""
-        if not is_for(plan, observed):
-            raise Stale("the plan is for an earlier look at the table", "Try again")
-        self._write(batch(steps(plan), generation.number), plan)
-        following = replace(generation, number=generation.number % LAST_GENERATION + 1)
-        self.known = (following, carried_out(plan, observed))
 
     def close(self) -> None:
         """Let go of the namespace."""

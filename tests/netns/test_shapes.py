@@ -48,7 +48,7 @@ from rules.nft_batch import (
     NEWSETELEM,
     REQUEST,
 )
-from rules.nft_elements import are_elements
+from rules.nft_foreseen import are_elements
 from rules.nft_steps import in_turn
 from rules.plan import Plan, Table, diff
 from rules.shapes import Lives
@@ -608,8 +608,6 @@ REPAIRED = {
     ),
     "a lookup with a comment": f'add {RULE} {LOOKUP} comment "mine"',
     "a lookup on any link": f"add {RULE} {LOOKS}",
-}
-MADE_ANEW = {
     "port zero": f"{ADD} {{ 0 : 10.0.2.9 }}",
     "a comment that is no text": f'{ADD} {{ 7 comment "\x1b[2J" : 10.0.2.9 }}',
     "another map": "add map inet portranger mine { type inet_service : ipv4_addr; }",
@@ -624,6 +622,8 @@ MADE_ANEW = {
     "no counter in the lookup": (
         f"flush chain inet portranger prerouting\nadd {RULE} {LOOKUP.replace('counter ', '')}"
     ),
+}
+MADE_ANEW = {
     "a map without counters": (
         "flush chain inet portranger prerouting\n"
         f"delete map inet portranger {NAME}\n"
@@ -672,7 +672,7 @@ def test_an_element_for_all_other_ports_is_seen_and_goes(netns: str) -> None:
     with stranger:
         transact(stranger, CATCH_ALL)
     assert "* counter" in within(netns, "nft", "list", "map", "inet", "portranger", NAME)
-    assert held(netns, *many(20)).table is Table.REMAKE
+    assert held(netns, *many(20)).table is Table.REMAKE  # it has no ports to name it by
     assert_holds(netns, *many(20))
 
 
@@ -699,15 +699,16 @@ CATCH_ALL = (
 
 
 @pytest.mark.parametrize("harm", ["port zero", "another map", "another chain", "a second lookup"])
-def test_a_machine_that_waits_keeps_its_elements_in_a_table_made_anew(
+def test_a_machine_that_waits_keeps_its_elements_whatever_is_repaired(
     netns: str, harm: str
 ) -> None:
     away = many(6, owner="away")
     held(netns, *away, *many(8, first=2000))
-    nft(netns, MADE_ANEW[harm])
+    nft(netns, {**REPAIRED, **MADE_ANEW}[harm])
     desired = replace(want(*many(8, first=2000)), pending=(Pending("away", "no address yet"),))
     with entered(netns) as namespace:
-        assert converge(netns, desired, namespace).table is Table.REMAKE
+        anew = converge(netns, desired, namespace).table is Table.REMAKE
+        assert anew is (harm in MADE_ANEW)
         assert converge(netns, desired, namespace).empty
     assert is_map(netns)
     assert rules_of(observed(netns)) == Counter([*away, *many(8, first=2000), egress()])

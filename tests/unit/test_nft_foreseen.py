@@ -20,7 +20,7 @@ from rules.nft_batch import (
     NEWSETELEM,
     batch,
 )
-from rules.nft_elements import are_elements, carried_out, is_for
+from rules.nft_foreseen import are_elements, carried_out, is_for
 from rules.nft_steps import steps
 from rules.plan import Plan, diff
 from rules.shapes import Lives
@@ -264,7 +264,7 @@ def test_after_the_batch_there_is_what_the_plan_says() -> None:
     wanted = [egress(), *CROWD[2:], forward("tcp 1000-1008", owner="o"), forward("tcp 7")]
     plan = planned(before, *wanted)
     assert (len(plan.add), len(plan.change), len(plan.remove)) == (1, 1, 1)
-    after = carried_out(plan, before)
+    after = carried_out(steps(plan), before)
     assert {live.rule for live in after.live} == set(wanted)
     assert len(after.live) == len(wanted)
     assert planned(after, *wanted).empty
