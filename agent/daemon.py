@@ -37,6 +37,7 @@ from rules.shapes import lookup_of, name
 from rules.values import replace
 
 FOLD = 0.003  # seconds: what is saved together is read together
+SLICE = 0.1  # seconds of writing down between two looks at what happens
 STUCK = 60.0  # seconds without progress in the middle of work
 
 
@@ -57,6 +58,7 @@ class Daemon:
         self._skipped: frozenset[str] = frozenset()
         self._stirred: set[str] | None = None
         self._read = True  # whether the manifests are to be looked at
+        self._stored = True  # whether what they say is written down
         self._resync = 0.0
         self._progress: float | None = None  # when work last went on; None: waiting for some
         self._fed = -math.inf
@@ -170,6 +172,7 @@ class Daemon:
     def _wait(self) -> None:
         due = [self._keeper.due, self._resync]
         due += [] if self._watch.due is None else [self._watch.due]
+        due += [] if self._stored else [-math.inf]
         if self._notifier.watchdog_seconds:
             due.append(self._fed + self._notifier.watchdog_seconds / 3)
         self._progress = None
@@ -228,9 +231,10 @@ class Daemon:
             self._publish()
 
     def _remember(self) -> None:
-        """For the next run; whoever waits for the rules need not wait for that."""
+        """For the next run; whoever waits for rules need not wait for that."""
         if not self._stop:
-            self._directory.remember(self._reads)
+            until = time.monotonic() + SLICE
+            self._stored = self._directory.remember(self._reads, lambda: time.monotonic() > until)
             self._store.leave(self._keeper.leaving)
 
     def _take(self, meaning: Meaning) -> None:

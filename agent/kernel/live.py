@@ -120,12 +120,11 @@ class LiveNamespace:
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
         with self._inside():
             settings = sysctl.read(sysctls)
-            found = self._backends.tables.observe()
-            other = self._backends.other.observe() if self._backends.other else Observed()
+        other = self._backends.other.observe() if self._backends.other else Observed()
         leftovers = (*other.live, *other.foreign)
         if other.table and not leftovers:
             leftovers = (Foreign("its tables", 0, "nothing in a place of ours"),)
-        return replace(found, sysctls=settings, leftovers=leftovers)
+        return replace(self._backends.tables.observe(), sysctls=settings, leftovers=leftovers)
 
     def commit(self, plan: Plan) -> None:
         """Settings first: where they may not be made, the rules would lead nowhere. What the other
@@ -134,12 +133,12 @@ class LiveNamespace:
         with self._inside():
             for change in plan.sysctls:
                 sysctl.write(change.name, change.after)
-            self._due.append(plan)  # a stale commit may have done a part of it
-            self._deleted |= not plan.only_adds
-            self._backends.tables.commit(plan)
-            if plan.leftovers and self._backends.other:
-                gone = Plan(netns=plan.netns, table=Table.DELETE, remove=plan.leftovers)
-                self._backends.other.commit(gone)
+        self._due.append(plan)  # a stale commit may have done a part of it
+        self._deleted |= not plan.only_adds
+        self._backends.tables.commit(plan)
+        if plan.leftovers and self._backends.other:
+            gone = Plan(netns=plan.netns, table=Table.DELETE, remove=plan.leftovers)
+            self._backends.other.commit(gone)
         plans, self._due = self._due, []
         self._forget(lambda: [one for plan in plans for one in forgotten(plan)])
 

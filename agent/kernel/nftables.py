@@ -11,6 +11,8 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 
 import nftables
@@ -44,11 +46,16 @@ STALE = (
 )
 
 
-class Nftables:
-    """Made and used by a thread that is in the namespace."""
+Enter = Callable[[], AbstractContextManager[None]]
 
-    def __init__(self, known: Known | None = None) -> None:
+
+class Nftables:
+    """Made by a thread that is in the namespace; it stays there wherever that thread goes, if it is
+    told how to enter it again."""
+
+    def __init__(self, known: Known | None = None, enter: Enter = nullcontext) -> None:
         """What is known from an earlier look spares another one, if nothing changed since."""
+        self._enter = enter
         _load(LIBRARY)
         self._netlink = netlink()
         self._made: nftables.Nftables | None = None
@@ -59,10 +66,11 @@ class Nftables:
     def _context(self) -> nftables.Nftables:
         """Made when first needed: to look at what is known, and to write, takes none."""
         if self._made is None:
-            with netlink() as here:  # where it gets no socket, libnftables ends the whole process
-                if cookie_of(here) != cookie_of(self._netlink):
-                    raise RuntimeError("asked from another namespace")
-            self._made = nftables.Nftables(LIBRARY)
+            with self._enter():
+                with netlink() as here:  # where it gets none, libnftables ends the whole process
+                    if cookie_of(here) != cookie_of(self._netlink):
+                        raise RuntimeError("asked from another namespace")
+                self._made = nftables.Nftables(LIBRARY)
             self._made.set_handle_output(True)
         return self._made
 
