@@ -40,6 +40,7 @@ from rules.problems import Problem
 from rules.shapes import lookup_of, name
 from rules.values import replace
 
+SLICE = 0.1  # seconds of writing down between two looks at what happens
 STUCK = 60.0  # seconds without progress in the middle of work
 
 
@@ -59,6 +60,7 @@ class Daemon:
         self._problems: frozenset[Problem] = frozenset()
         self._skipped: frozenset[str] = frozenset()
         self._read = True  # whether the source is to be looked at
+        self._stored = True  # whether what it says is written down
         self._resync = 0.0
         self._progress: float | None = None  # when work last went on; None: waiting for some
         self._fed = -math.inf
@@ -164,6 +166,7 @@ class Daemon:
         )
         self._work()
         self._ready()
+        self._remember()
 
     def _ready(self) -> None:
         self._started = True
@@ -181,12 +184,15 @@ class Daemon:
             self._renew()
             self._work()
             self._ready()
+            self._remember()
         elif not self._stop:
             self._work()
+            self._remember()
 
     def _wait(self) -> None:
         due = [self._keeper.due, self._resync]
         due += [] if self._source.due is None else [self._source.due]
+        due += [] if self._stored else [-math.inf]
         if self._notifier.watchdog_seconds:
             due.append(self._fed + self._notifier.watchdog_seconds / 3)
         self._progress = None
@@ -232,8 +238,12 @@ class Daemon:
             self._metrics.passed()
         if self._keeper.news() or looked or self._devices.news():
             self._publish()
+
+    def _remember(self) -> None:
+        """For the next run; whoever waits for rules need not wait for that."""
         if not self._stop:
-            self._source.remember(self._reads)
+            until = time.monotonic() + SLICE
+            self._stored = self._source.remember(self._reads, lambda: time.monotonic() > until)
             self._store.leave(self._keeper.leaving)
 
     def _take(self, meaning: Meaning) -> None:

@@ -53,6 +53,7 @@ class Keeper:
         self._clock, self._calendar = clock, calendar
         self._kept: dict[str, Kept] = {}
         self._names: dict[object, str] = {}  # of namespaces that were looked at
+        self._numbers: dict[object, set[str]] = {}  # names again, by what events call them
         self._news = False
         self._unclaimed_stay = False
         self._contested: Mapping[str, str] = {}
@@ -132,7 +133,11 @@ class Keeper:
 
     def look_at_all(self) -> None:
         """Anything may have happened."""
-        self._names = {kept.identity: kept.netns for kept in self._kept.values() if kept.identity}
+        there = [kept for kept in self._kept.values() if kept.identity]
+        self._names = {kept.identity: kept.netns for kept in there}
+        self._numbers = {}
+        for kept in there:
+            self._numbers.setdefault(kept.nsid, set()).add(kept.netns)
         for kept in self._kept.values():
             kept.look = True
 
@@ -154,7 +159,9 @@ class Keeper:
         return self._kept[netns]
 
     def _numbered(self, nsid: object) -> list[Kept]:
-        return [kept for kept in self._kept.values() if kept.identity and kept.nsid == nsid]
+        names = [name for name in self._numbers.get(nsid, ()) if name in self._kept]
+        found = [self._kept[name] for name in names]
+        return [kept for kept in found if kept.identity and kept.nsid == nsid]
 
     def _drop(self, kept: Kept) -> None:
         """Nobody need know of it any more; names come and go for as long as a node runs."""
@@ -264,6 +271,7 @@ class Keeper:
                 )
             before = kept.desired if kept.identity == namespace.identity else None
             kept.identity, kept.nsid = namespace.identity, namespace.nsid
+            self._numbers.setdefault(kept.nsid, set()).add(kept.netns)
             outcome = keep(
                 kept.netns,
                 kept.machines,

@@ -3,11 +3,16 @@ and the rules that lie between the two."""
 
 import enum
 from collections.abc import Mapping
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 from types import MappingProxyType
 
 from rules.ports import PortRange
 from rules.values import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, ClassVar
 
 Address = IPv4Address | IPv6Address
 InterfaceAddress = IPv4Interface | IPv6Interface
@@ -43,6 +48,9 @@ class Chain(_Word):
     PREROUTING = "prerouting"
     OUTPUT = "output"
     POSTROUTING = "postrouting"
+
+
+PLACES = {chain: place for place, chain in enumerate(Chain)}  # in output
 
 
 class Claim(Value):
@@ -128,6 +136,19 @@ class Surroundings(Value):
     kubevirt: frozenset[Family] = frozenset()  # in which KubeVirt's own chains are live
 
 
+class Lookup(Value):
+    """Packets whose port one lookup can decide on; the ranges for them differ in ports and target.
+
+    Where there are many, nftables holds them as elements of one map, else as a rule each.
+    """
+
+    chain: Chain
+    family: Family
+    protocol: Protocol
+    interface: str | None = None
+    destination: Address | None = None
+
+
 class Rule(Value, kw_only=True):
     """One NAT rule, whichever subsystem holds it.
 
@@ -149,43 +170,74 @@ class Rule(Value, kw_only=True):
     to: Address | None = None
     to_port: int | None = None
 
-    # Thousands of rules are compared at each look: as plain numbers and texts, once made, they are
-    # compared five times as fast as the values of the fields.
+    # Thousands of rules are compared and sorted at each look: as plain numbers and texts, once
+    # made, that is five times as fast as by the values of the fields.
+
+    __slots__ = ("_key", "_lookup")
+    if TYPE_CHECKING:
+        _key: ClassVar[tuple[Any, ...]]
+        _lookup: ClassVar[Lookup | None]
 
     def __eq__(self, other: object) -> bool:
         return self is other or (type(other) is Rule and self.key == other.key)
 
     def __hash__(self) -> int:
-        return hash(self.key)
+        try:
+            return self._hash
+        except AttributeError:
+            object.__setattr__(self, "_hash", hash(self.key))
+            return self._hash
 
     @property
-    def key(self) -> tuple[object, ...]:
+    def key(self) -> "tuple[Any, ...]":
+        """All that it is, and where it stands in output: by family, chain, link and port."""
         try:
             return self._key
         except AttributeError:
             object.__setattr__(self, "_key", self._made_key())
             return self._key
 
-    def _made_key(self) -> tuple[object, ...]:
-        ports = self.ports
+    def _made_key(self) -> "tuple[Any, ...]":
+        ports, protocol = self.ports, self.protocol
         return (
+            self.family._value_,
+            PLACES[self.chain],
+            self.interface or "",
+            protocol._value_ if protocol else "",
+            ports.first if ports else 0,
+            ports.last if ports else 0,
+            -1 if self.source is None else int(self.source),
+            -1 if self.destination is None else int(self.destination),
+            -1 if self.to is None else int(self.to),
+            self.to_port or 0,
             self.owner,
-            ports.first if ports else None,
-            ports.last if ports else None,
-            self.chain.value,
-            self.family.value,
-            self.protocol.value if self.protocol else None,
-            self.interface,
-            None if self.source is None else int(self.source),
-            None if self.destination is None else int(self.destination),
-            None if self.to is None else int(self.to),
-            self.to_port,
         )
 
     @property
     def guards(self) -> bool:
         """Whether it only keeps packets from going anywhere; it comes after all that send them."""
         return self.to is None and self.chain is not Chain.POSTROUTING
+
+    @property
+    def lookup(self) -> "Lookup | None":
+        """Where it could be an element; a shifted range has a map of its own in its rule."""
+        try:
+            return self._lookup
+        except AttributeError:
+            object.__setattr__(self, "_lookup", self._made_lookup())
+            return self._lookup
+
+    def _made_lookup(self) -> "Lookup | None":
+        if (
+            self.protocol is None
+            or self.ports is None
+            or self.to is None
+            or self.to_port is not None
+            or self.source is not None
+            or self.chain is Chain.POSTROUTING
+        ):
+            return None
+        return _lookup(self.chain, self.family, self.protocol, self.interface, self.destination)
 
     @property
     def to_ports(self) -> PortRange | None:
@@ -195,17 +247,10 @@ class Rule(Value, kw_only=True):
         return PortRange(self.to_port, self.to_port + len(self.ports) - 1)
 
 
-class Lookup(Value):
-    """Packets whose port one lookup can decide on; the ranges for them differ in ports and target.
-
-    Where there are many, nftables holds them as elements of one map, else as a rule each.
-    """
-
-    chain: Chain
-    family: Family
-    protocol: Protocol
-    interface: str | None = None
-    destination: Address | None = None
+@lru_cache(256)
+def _lookup(*content: "Any") -> Lookup:
+    """One object for the same packets: there are few, and each is asked for thousands of times."""
+    return Lookup(*content)
 
 
 class Sysctl(Value, order=True):
@@ -213,6 +258,9 @@ class Sysctl(Value, order=True):
 
     name: str
     value: str
+
+
+RULE, ELEMENT, MAP, SET = "rule", "element", "map", "set"  # kinds of what is foreign
 
 
 class Live(Value):
@@ -225,11 +273,15 @@ class Live(Value):
 
 
 class Foreign(Value):
-    """A rule in our table that is not of our making."""
+    """A rule in our table that is not of our making; or a set, a map, or an element of a map, which
+    are known by their name instead of a handle."""
 
     chain: str
     handle: int
     text: str
+    kind: str = RULE
+    name: str = ""
+    ports: tuple[int, int] = (0, 0)  # of an element, which may be for no port at all
 
 
 class Observed(Value, kw_only=True):

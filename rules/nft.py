@@ -1,12 +1,28 @@
 """Plans to the commands of libnftables, or to a script for nft; rules/nft_listing.py reads them
 back."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from rules.model import Chain, Family, Foreign, Live, Lookup, Protocol, Rule
-from rules.plan import Plan, Table
+from rules.model import Chain, Family, Lookup, Protocol, Rule
+from rules.nft_steps import (
+    AddLookup,
+    AddRule,
+    DropMap,
+    DropRule,
+    DropStray,
+    DropTable,
+    Erase,
+    EraseStray,
+    Fill,
+    MakeChain,
+    MakeMap,
+    MakeTable,
+    Step,
+    steps,
+)
+from rules.plan import Plan
 from rules.ports import PortRange
-from rules.shapes import count, lookup_of, name
+from rules.shapes import name
 
 NAME = "portranger"
 TABLE = {"family": "inet", "name": NAME}
@@ -20,105 +36,86 @@ Json = dict[str, object]
 
 def encode(plan: Plan) -> list[Json]:
     """The commands of one transaction; empty where the rules need nothing done."""
-    if plan.table is Table.DELETE:
-        return [{"delete": {"table": TABLE}}]
-    commands = list(_table_commands(plan))
-    commands += [{"add": {"chain": chain_spec(chain)}} for chain in _new_chains(plan)]
-    commands += [{"delete": {"rule": place}} for place in _deleted(plan)]
-    commands += [{"delete": {"map": {**OURS, "name": name(one)}}} for one in _dissolved(plan)]
-    for lookup, gone in _erased(plan).items():
-        keys = [ports_json(live.rule.ports) for live in gone]
-        commands.append({"delete": {"element": {**OURS, "name": name(lookup), "elem": keys}}})
-    written, guards, elements = _shaped(plan)
-    commands += [{"add": {"map": map_spec(lookup)}} for lookup in plan.gathering]
-    for lookup, rules in elements.items():
-        targets = {rule.to: str(rule.to) for rule in rules}
-        pairs = [element(rule, targets[rule.to]) for rule in rules]
-        commands.append({"add": {"element": {**OURS, "name": name(lookup), "elem": pairs}}})
-    guarded = _guarded(plan)
-    commands += [{_put(rule.chain, guarded): {"rule": _rule(rule)}} for rule in written]
-    commands += [
-        {_put(lookup.chain, guarded): {"rule": lookup_rule(lookup)}} for lookup in plan.gathering
-    ]
-    commands += [{"add": {"rule": _rule(rule)}} for rule in guards]
-    return commands
+    return commands(steps(plan))
 
 
-def _guarded(plan: Plan) -> frozenset[Chain]:
-    """The chains whose guard stays where it is."""
-    if plan.table is not Table.KEEP:
-        return frozenset()
-    return frozenset(live.rule.chain for live in plan.unchanged if live.rule.guards)
+def commands(found: Iterable[Step]) -> list[Json]:
+    """Steps in the words of libnftables."""
+    return [_command(step) for step in found]
 
 
-def _put(chain: Chain, guarded: frozenset[Chain]) -> str:
-    """How a rule gets to its place: before the guard, if one is there."""
-    return "insert" if chain in guarded else "add"
+def _command(step: Step) -> Json:
+    match step:
+        case DropTable():
+            return {"delete": {"table": TABLE}}
+        case MakeTable(exclusive):
+            return {"create" if exclusive else "add": {"table": TABLE}}
+        case MakeChain(chain):
+            return {"add": {"chain": chain_spec(chain)}}
+        case DropRule(chain, handle):
+            return {"delete": {"rule": {**OURS, "chain": chain, "handle": handle}}}
+        case DropStray(kind, stray):
+            return {"delete": {kind: {**OURS, "name": stray}}}
+        case EraseStray(stray, ports):
+            keys: list[object] = [_span_json(*ports)]
+            return {"delete": {"element": {**OURS, "name": stray, "elem": keys}}}
+        case DropMap(lookup):
+            return {"delete": {"map": {**OURS, "name": name(lookup)}}}
+        case Erase(lookup, rules):
+            keys = [ports_json(rule.ports) for rule in rules]
+            return {"delete": {"element": {**OURS, "name": name(lookup), "elem": keys}}}
+        case MakeMap(lookup):
+            return {"add": {"map": map_spec(lookup)}}
+        case Fill(lookup, rules):
+            pairs = [element(rule) for rule in rules]
+            return {"add": {"element": {**OURS, "name": name(lookup), "elem": pairs}}}
+        case AddRule(rule, first):
+            return {_put(first): {"rule": _rule(rule)}}
+        case AddLookup(lookup, first):
+            return {_put(first): {"rule": lookup_rule(lookup)}}
 
 
-def in_turn(plan: Plan) -> list[list[Json]]:
-    """The same commands as one transaction or, where rules become a map, two: it is filled before
-    anything looks into it.
-
-    Since nft_set_rbtree has an array (Linux 7.0, 6.18.y) a map made by a transaction is empty to
-    packets until the transaction's end, when its rules are long in use. New flows that came in
-    between were not forwarded.
-    """
-    commands = encode(plan)
-    if plan.table is not Table.KEEP or not plan.gathering:
-        return [commands] if commands else []
-    served = count(live.rule for live in (*plan.unchanged, *(old for old, _ in plan.change)))
-    maps = {name(lookup) for lookup in plan.gathering if served[lookup]}
-    first = [command for command in commands if _filled(command) in maps]
-    rest = [command for command in commands if _filled(command) not in maps]
-    return [part for part in (first, rest) if part]
-
-
-def _filled(command: Json) -> object:
-    """The name of the map that a command makes, or puts elements into."""
-    target = command.get("add")
-    value = target.get("map", target.get("element")) if isinstance(target, dict) else None
-    return value["name"] if value else None
+def _put(first: bool) -> str:
+    return "insert" if first else "add"
 
 
 def script(plan: Plan) -> str:
     """The same transaction as text for `nft -f`."""
-    if plan.table is Table.DELETE:
-        return f"delete table inet {NAME}\n"
-    lines = {
-        Table.KEEP: [],
-        Table.CREATE: [f"create table inet {NAME}"],
-        Table.REMAKE: [f"delete table inet {NAME}", f"add table inet {NAME}"],
-    }[plan.table]
-    lines += [
-        f"add chain inet {NAME} {chain.value} {{ type nat hook {chain.value}"
-        f" priority {PRIORITY[chain]}; policy accept; }}"
-        for chain in _new_chains(plan)
-    ]
-    lines += [
-        f"delete rule inet {NAME} {place['chain']} handle {place['handle']}"
-        for place in _deleted(plan)
-    ]
-    lines += [f"delete map inet {NAME} {name(lookup)}" for lookup in _dissolved(plan)]
-    for lookup, gone in _erased(plan).items():
-        keys = ", ".join(str(live.rule.ports) for live in gone)
-        lines.append(f"delete element inet {NAME} {name(lookup)} {{ {keys} }}")
-    written, guards, elements = _shaped(plan)
-    lines += [f"add map inet {NAME} {map_words(lookup)}" for lookup in plan.gathering]
-    for lookup, rules in elements.items():
-        pairs = ", ".join(f'{r.ports} comment "{r.owner}" : {r.to}' for r in rules)
-        lines.append(f"add element inet {NAME} {name(lookup)} {{ {pairs} }}")
-    guarded = _guarded(plan)
-    lines += [
-        f"{_put(r.chain, guarded)} rule inet {NAME} {r.chain.value} {statement(r)}" for r in written
-    ]
-    lines += [
-        f"{_put(lookup.chain, guarded)} rule inet {NAME} {lookup.chain.value}"
-        f" {lookup_statement(lookup)}"
-        for lookup in plan.gathering
-    ]
-    lines += [f"add rule inet {NAME} {r.chain.value} {statement(r)}" for r in guards]
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{_line(step)}\n" for step in steps(plan))
+
+
+def _line(step: Step) -> str:
+    match step:
+        case DropTable():
+            return f"delete table inet {NAME}"
+        case MakeTable(exclusive):
+            return f"{'create' if exclusive else 'add'} table inet {NAME}"
+        case MakeChain(chain):
+            return (
+                f"add chain inet {NAME} {chain.value} {{ type nat hook {chain.value}"
+                f" priority {PRIORITY[chain]}; policy accept; }}"
+            )
+        case DropRule(chain, handle):
+            return f"delete rule inet {NAME} {chain} handle {handle}"
+        case DropStray(kind, stray):
+            return f"delete {kind} inet {NAME} {stray}"
+        case EraseStray(stray, (first, last)):
+            return f"delete element inet {NAME} {stray} {{ {first}-{last} }}"
+        case DropMap(lookup):
+            return f"delete map inet {NAME} {name(lookup)}"
+        case Erase(lookup, rules):
+            keys = ", ".join(str(rule.ports) for rule in rules)
+            return f"delete element inet {NAME} {name(lookup)} {{ {keys} }}"
+        case MakeMap(lookup):
+            return f"add map inet {NAME} {map_words(lookup)}"
+        case Fill(lookup, rules):
+            pairs = ", ".join(f'{r.ports} comment "{r.owner}" : {r.to}' for r in rules)
+            return f"add element inet {NAME} {name(lookup)} {{ {pairs} }}"
+        case AddRule(rule, first):
+            return f"{_put(first)} rule inet {NAME} {rule.chain.value} {statement(rule)}"
+        case AddLookup(lookup, first):
+            where = f"{_put(first)} rule inet {NAME} {lookup.chain.value}"
+            return f"{where} {lookup_statement(lookup)}"
 
 
 def statement(rule: Rule) -> str:
@@ -178,77 +175,6 @@ def _port_pairs(ports: PortRange, to_port: int) -> list[list[int]]:
     return [[ports.first + i, to_port + i] for i in range(len(ports))]
 
 
-def _table_commands(plan: Plan) -> Iterator[Json]:
-    if plan.table is Table.REMAKE:
-        yield {"delete": {"table": TABLE}}
-        yield {"add": {"table": TABLE}}
-    elif plan.table is Table.CREATE:
-        yield {"create": {"table": TABLE}}  # fails where somebody else was faster
-
-
-def _new_chains(plan: Plan) -> tuple[Chain, ...]:
-    """The chains to create; a table made anew needs those of its unchanged rules too."""
-    if plan.table is not Table.REMAKE:
-        return plan.chains
-    return tuple(c for c in Chain if c in {rule.chain for rule in _written(plan)})
-
-
-def _deleted(plan: Plan) -> Iterator[Json]:
-    """What goes as a rule: what is not wanted, what becomes an element, and the rules of maps."""
-    if plan.table is Table.REMAKE:
-        return
-    gathering = frozenset(plan.gathering)
-    olds = [*plan.remove, *(live for live, _ in plan.change)]
-    if gathering:
-        olds += [live for live in plan.unchanged if lookup_of(live.rule) in gathering]
-    for old in olds:
-        if old.handle:
-            chain = old.chain if isinstance(old, Foreign) else old.rule.chain.value
-            yield {**OURS, "chain": chain, "handle": old.handle}
-    for lookup in plan.spreading:
-        yield {**OURS, "chain": lookup.chain.value, "handle": plan.mapped[lookup]}
-
-
-def _dissolved(plan: Plan) -> list[Lookup]:
-    return [] if plan.table is Table.REMAKE else plan.spreading
-
-
-def _erased(plan: Plan) -> dict[Lookup, list[Live]]:
-    """What goes as an element, but for those that go with their map."""
-    found: dict[Lookup, list[Live]] = {}
-    if plan.table is Table.REMAKE:
-        return found
-    spreading = frozenset(plan.spreading)
-    for old in (*plan.remove, *(live for live, _ in plan.change)):
-        lookup = lookup_of(old.rule) if isinstance(old, Live) and not old.handle else None
-        if isinstance(old, Live) and lookup is not None and lookup not in spreading:
-            found.setdefault(lookup, []).append(old)
-    return found
-
-
-def _shaped(plan: Plan) -> tuple[list[Rule], list[Rule], dict[Lookup, list[Rule]]]:
-    """What is written as rules, as the guards behind them, and as elements."""
-    rules: list[Rule] = []
-    guards: list[Rule] = []
-    elements: dict[Lookup, list[Rule]] = {}
-    for rule in _written(plan):
-        lookup = lookup_of(rule) if plan.maps else None
-        if lookup is not None and lookup in plan.maps:
-            elements.setdefault(lookup, []).append(rule)
-        else:
-            (guards if rule.guards else rules).append(rule)
-    return rules, guards, elements
-
-
-def _written(plan: Plan) -> list[Rule]:
-    """What is new, and what stays but in another shape."""
-    again = plan.unchanged if plan.table is Table.REMAKE else ()
-    reshaped = {*plan.gathering, *plan.spreading}
-    if reshaped and plan.table is not Table.REMAKE:
-        again = tuple(live for live in plan.unchanged if lookup_of(live.rule) in reshaped)
-    return [*(live.rule for live in again), *(rule for _, rule in plan.change), *plan.add]
-
-
 def chain_spec(chain: Chain) -> Json:
     """A chain of ours as it must be."""
     return {
@@ -273,16 +199,20 @@ def map_spec(lookup: Lookup) -> Json:
     }
 
 
-def element(rule: Rule, target: str) -> list[object]:
+def element(rule: Rule) -> list[object]:
     """A range in its map, with where it leads."""
-    return [{"elem": {"val": ports_json(rule.ports), "comment": rule.owner}}, target]
+    return [{"elem": {"val": ports_json(rule.ports), "comment": rule.owner}}, str(rule.to)]
 
 
 def ports_json(ports: PortRange | None) -> object:
     """A port, or several."""
     if ports is None:
         raise ValueError("all ports are no range of a map")
-    return ports.first if len(ports) == 1 else {"range": [ports.first, ports.last]}
+    return _span_json(ports.first, ports.last)
+
+
+def _span_json(first: int, last: int) -> object:
+    return first if first == last else {"range": [first, last]}
 
 
 def lookup_rule(lookup: Lookup) -> Json:

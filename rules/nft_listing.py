@@ -7,7 +7,21 @@ them. What does not decode to a rule that we could have written is foreign.
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 
-from rules.model import Address, Chain, Family, Foreign, Live, Lookup, Observed, Protocol, Rule
+from rules.model import (
+    ELEMENT,
+    LINK_CHARACTERS,
+    MAP,
+    SET,
+    Address,
+    Chain,
+    Family,
+    Foreign,
+    Live,
+    Lookup,
+    Observed,
+    Protocol,
+    Rule,
+)
 from rules.nft import (
     NFPROTO,
     Json,
@@ -19,9 +33,11 @@ from rules.nft import (
     verb,
     verdict,
 )
-from rules.ports import PortRange
+from rules.ports import HIGHEST, PortRange
 from rules.problems import shown
 from rules.shapes import Lives, lookup_of, name
+
+NAME_CHARACTERS = LINK_CHARACTERS | {"/"}
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +67,7 @@ def decode(
         if lookup is None:
             found.append(_decode_rule(value, known))
         elif mapped.setdefault(lookup, _handle(value)) != _handle(value):
-            unsound.append(f"somebody looks twice into map {name(lookup)}")
+            found.append(Foreign(lookup.chain.value, _handle(value), "looks into a map once more"))
     if mapped:
         found = [_misshapen(one, mapped) for one in found]
     if any(isinstance(one, Live) and one.rule.guards for one in found):
@@ -60,12 +76,12 @@ def decode(
         elements, ours = _decode_map(maps.pop(name(lookup), {}), lookup)
         found += elements
         unsound += [] if ours else [f"map {name(lookup)} is not as we make it"]
-    unsound += [
-        f"there is a {kind} {shown(value.get('name'))} in it that is not ours"
-        for kind, values in {**kinds, "map": maps.values()}.items()
-        for value in values
-        if kind != "metainfo"
-    ]
+    for kind, values in {**kinds, MAP: maps.values()}.items():
+        for value in values:
+            if kind in (MAP, SET) and _is_name(value.get("name")):
+                found.append(_stray(kind, str(value["name"])))
+            elif kind != "metainfo":
+                unsound.append(f"there is a {kind} {shown(value.get('name'))} in it, not ours")
     return Observed(
         live=Lives(rule for rule in found if isinstance(rule, Live)),
         foreign=tuple(rule for rule in found if isinstance(rule, Foreign)),
@@ -141,8 +157,17 @@ def _misplaced(found: list[Live | Foreign], rules: list[Json]) -> list[Live | Fo
     ]
 
 
-def _decode_map(value: Json, lookup: Lookup) -> tuple[list[Live], bool]:
-    """The ranges of a map, and whether it is one of ours with nothing else in it."""
+def _stray(kind: str, stray: str) -> Foreign:
+    return Foreign("", 0, f"{kind} {stray}", kind, stray)
+
+
+def _is_name(text: object) -> bool:
+    """Whether nft could have been told it; who speaks to the kernel himself can use any."""
+    return isinstance(text, str) and text[:1].isalpha() and NAME_CHARACTERS.issuperset(text)
+
+
+def _decode_map(value: Json, lookup: Lookup) -> tuple[list[Live | Foreign], bool]:
+    """The ranges of a map, and whether it is one of ours with nothing in it that we cannot name."""
     spec = map_spec(lookup)
     flags = value.get("flags")  # from nft 1.1.4 on, a single one is no list
     listed = {**value, "flags": [flags]} if isinstance(flags, str) else value
@@ -152,13 +177,27 @@ def _decode_map(value: Json, lookup: Lookup) -> tuple[list[Live], bool]:
     if listed.keys() - spec.keys() - {"handle", "elem"} or not isinstance(pairs, list):
         return [], False
     targets: dict[object, Address] = {}
-    found: list[Live] = []
+    found: list[Live | Foreign] = []
     for pair in pairs:
         try:
             found.append(_decode_element(pair, lookup, targets))
         except (AttributeError, LookupError, TypeError, ValueError):
-            continue
+            found += _strange_element(pair, lookup)
     return found, len(found) == len(pairs)
+
+
+def _strange_element(pair: "Any", lookup: Lookup) -> list[Foreign]:
+    """One that is not ours, if its ports are told."""
+    try:
+        key, _ = pair
+        value = key["elem"]["val"] if isinstance(key, dict) and "elem" in key else key
+        first, last = value["range"] if isinstance(value, dict) else (value, value)
+        if not 0 <= first <= last <= HIGHEST:
+            return []
+    except (LookupError, TypeError, ValueError):
+        return []
+    text = f"element {first}-{last} of map {name(lookup)}"
+    return [Foreign("", 0, text, ELEMENT, name(lookup), (first, last))]
 
 
 def _decode_element(pair: "Any", lookup: Lookup, targets: "dict[object, Address]") -> Live:

@@ -59,6 +59,13 @@ class Plan(Value, kw_only=True):
         return self.table is Table.KEEP and not written and self.maps == self.mapped.keys()
 
     @property
+    def only_adds(self) -> bool:
+        """Whether nothing that is there goes."""
+        anew = self.table in (Table.REMAKE, Table.DELETE)
+        gone = anew or self.change or self.remove or self.leftovers
+        return not gone and not self.spreading and (not self.gathering or not self.unchanged)
+
+    @property
     def gathering(self) -> list[Lookup]:
         """What becomes a map."""
         return sorted(self.maps - self.mapped.keys(), key=name)
@@ -165,24 +172,8 @@ def _is_out_of_the_way(rule: Rule, desired: Desired) -> bool:
 
 
 def order(rule: Rule) -> tuple[object, ...]:
-    """Where a rule stands in output: by family, chain, link and port."""
-    ports = rule.ports or ALL_PORTS
-    return (
-        rule.family.value,
-        CHAIN_ORDER[rule.chain],
-        rule.interface or "",
-        rule.protocol.value if rule.protocol else "",
-        ports.first,
-        ports.last,
-        -1 if rule.source is None else int(rule.source),
-        -1 if rule.destination is None else int(rule.destination),
-        -1 if rule.to is None else int(rule.to),
-        rule.to_port or 0,
-        rule.owner,
-    )
-
-
-CHAIN_ORDER = {chain: place for place, chain in enumerate(Chain)}
+    """Where a rule stands in output."""
+    return rule.key
 
 
 def _table(needed: bool, observed: Observed) -> Table:
@@ -223,7 +214,8 @@ def _pair(
 
 
 def _by_port(rule: Rule) -> tuple[object, ...]:
-    return rule.ports or ALL_PORTS, order(rule)
+    ports = rule.ports or ALL_PORTS
+    return ports.first, ports.last, rule.key
 
 
 def _place(rule: Rule) -> tuple[object, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import isfinite
 
-from rules.model import Chain, Foreign, Live, Lookup, Rule
+from rules.model import RULE, Chain, Foreign, Live, Lookup, Rule
 from rules.plan import Plan, Table, order
 from rules.problems import ABSENT, Problem, shown
 from rules.shapes import count
@@ -163,7 +163,7 @@ def _entries(plan: Plan) -> list[tuple[Old, Rule | None]]:
 def _entry_order(entry: tuple[Old, Rule | None]) -> tuple[object, ...]:
     old, rule = entry
     if isinstance(old, Foreign):
-        return ("~", old.chain, old.handle)  # after every family
+        return ("~", old.chain, old.handle, old.text)  # after every family
     return order(rule or old.rule)  # type: ignore[union-attr]  # one of the two is there
 
 
@@ -175,12 +175,16 @@ def _action(old: Old, rule: Rule | None) -> str:
 
 def _line(old: Old, rule: Rule | None) -> list[str]:
     if isinstance(old, Foreign):
-        return [f"- a foreign rule in {old.chain}: {old.text}"]
+        return [f"- a foreign {_stranger(old)}"]
     if rule is None:
         return _glyphed("-", old.rule) if old else []
     if old is None:
         return _glyphed("+", rule)
     return [*_glyphed("~", rule), f"(was {_was(old.rule, rule)})"]
+
+
+def _stranger(old: Foreign) -> str:
+    return f"rule in {old.chain}: {old.text}" if old.kind == RULE else old.text
 
 
 def _glyphed(glyph: str, rule: Rule) -> list[str]:
@@ -293,5 +297,6 @@ def _deletes_only_the_table(plan: Plan) -> bool:
 
 def _before(old: Old) -> Json | None:
     if isinstance(old, Foreign):
-        return {"owner": None, "chain": old.chain, "foreign": old.text}
+        where = {"chain": old.chain} if old.kind == RULE else {}
+        return {"owner": None, **where, "foreign": old.text}
     return rule_json(old.rule) if old else None

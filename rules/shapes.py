@@ -1,17 +1,17 @@
 """How many ranges are held: as a rule each, or from some number on as elements of one map.
 
 A packet is compared with one rule after another, while a lookup takes the same time for any number
-of ranges: it costs as much as MANY rules do (`make bench` measures where the two meet). Between FEW
-and MANY all stays as it is, so that a range more or less does not rewrite the others.
+of ranges: as much as FEW rules do (`make bench ARGS=flows-crossover` measures where the two meet).
+Between FEW and MANY all stays as it is, so that a range more or less does not rewrite the others.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from rules.model import Chain, Live, Lookup, Observed, Rule
+from rules.model import Live, Lookup, Observed, Rule
 
-FEW, MANY = 8, 16
+FEW, MANY = 4, 8
 
 
 class Lives(tuple[Live, ...]):
@@ -35,15 +35,17 @@ class Lives(tuple[Live, ...]):
         here = self.by_rule
         return frozenset(here[rule].rule if rule in here else rule for rule in rules)
 
-    def changed(self, gone: Iterable[Live], new: Iterable[Rule]) -> "Lives":
-        """After elements went and others came."""
+    def changed(self, gone: Iterable[Live], new: Iterable[Live]) -> "Lives":
+        """After some went and others came."""
         index, counts = self.by_rule.copy(), self.counts.copy()
         for live in gone:
             del index[live.rule]
-            counts.subtract(count([live.rule]))
-        for rule in new:
-            index[rule] = Live(rule, 0)
-            counts.update(count([rule]))
+            if lookup := live.rule.lookup:
+                counts[lookup] -= 1
+        for live in new:
+            index[live.rule] = live
+            if lookup := live.rule.lookup:
+                counts[lookup] += 1
         made = Lives(index.values())
         made.__dict__.update(by_rule=index, counts=counts)
         return made
@@ -61,17 +63,8 @@ def count(rules: Iterable[Rule]) -> Counter[Lookup]:
 
 
 def lookup_of(rule: Rule) -> Lookup | None:
-    """Where a rule could be an element; shifted ranges have a map of their own in their rule."""
-    if (
-        rule.protocol is None
-        or rule.ports is None
-        or rule.to is None
-        or rule.to_port is not None
-        or rule.source is not None
-        or rule.chain is Chain.POSTROUTING
-    ):
-        return None
-    return Lookup(rule.chain, rule.family, rule.protocol, rule.interface, rule.destination)
+    """Where a rule could be an element."""
+    return rule.lookup
 
 
 def gathered(counts: Mapping[Lookup, int], mapped: Iterable[Lookup]) -> frozenset[Lookup]:

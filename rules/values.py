@@ -31,7 +31,7 @@ class _Maker(type):
         fields = tuple(_annotations(body)) if bases else ()
         body["_defaults"] = {field: body.pop(field) for field in fields if field in body}
         body["__match_args__"] = fields
-        body["__slots__"] = fields if bases else ("_hash", "_key")
+        body["__slots__"] = (*fields, *body.get("__slots__", ())) if bases else ("_hash",)
         made = super().__new__(mcs, name, bases, body)
         made._setters = tuple(getattr(made, field).__set__ for field in fields)
         made._content = attrgetter(*fields) if fields else lambda _: ()
@@ -53,14 +53,14 @@ def _annotations(body: "dict[str, Any]") -> "dict[str, Any]":
 class Value(metaclass=_Maker):
     """What is equal and hashed by its content, and never changes.
 
-    The options of a subclass (kw_only, order) are for type checkers, who hold us to them.
+    The options of a subclass (kw_only, order) are for type checkers, who hold us to them. Slots
+    that it names itself are for what it remembers, and no fields.
     """
 
     __match_args__: "ClassVar[tuple[str, ...]]"
     _defaults: "ClassVar[dict[str, Any]]"
     if TYPE_CHECKING:
-        _hash: ClassVar[int]  # in truth slots, but no fields
-        _key: ClassVar[tuple[Any, ...]]
+        _hash: ClassVar[int]  # in truth a slot, but no field
 
     def __init__(self, *given: "Any", **named: "Any") -> None:
         cls = type(self)

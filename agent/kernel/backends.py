@@ -4,12 +4,14 @@ Left to us, the choice follows what is live in the namespace, and what we chose 
 change from one look to the next because of what others do.
 """
 
+from functools import partial
 from typing import Protocol
 
 from agent.errors import BackendMissing, Failure
 from agent.kernel import sysctl
 from agent.kernel.iptables import Iptables, Workers
 from agent.kernel.kinds import Generation, Known
+from agent.kernel.netns import inside
 from agent.kernel.nftables import Nftables
 from rules.model import Family, Observed
 from rules.plan import Plan
@@ -62,7 +64,7 @@ class Backends:
 def chosen(asked: str, descriptor: int, workers: Workers, known: Known | None = None) -> Backends:
     """The backend of the namespace this thread is in."""
     if asked == IPTABLES:
-        other = _nftables_if_usable(known)
+        other = _nftables_if_usable(descriptor, known)
         if other is not None and other.kubevirt():
             other.close()
             raise Failure(
@@ -72,7 +74,7 @@ def chosen(asked: str, descriptor: int, workers: Workers, known: Known | None = 
         return Backends(IPTABLES, "asked for", Iptables(descriptor, workers), other)
     legacy = Iptables(descriptor, workers) if legacy_is_live() else None
     try:
-        modern = Nftables(known)
+        modern = _nftables(descriptor, known)
         ours = modern.observe().table
     except BackendMissing as missing:
         if asked == NFTABLES or legacy is None:
@@ -118,8 +120,12 @@ def _usable(legacy: Iptables | None) -> Iptables | None:
     return legacy
 
 
-def _nftables_if_usable(known: Known | None) -> Nftables | None:
+def _nftables(descriptor: int, known: Known | None) -> Nftables:
+    return Nftables(known, partial(inside, descriptor, "of the rules"))
+
+
+def _nftables_if_usable(descriptor: int, known: Known | None) -> Nftables | None:
     try:
-        return Nftables(known)
+        return _nftables(descriptor, known)
     except BackendMissing:
         return None

@@ -8,6 +8,8 @@ from rules.model import Observed, Rule, Surroundings
 from rules.plan import Plan
 from rules.values import Value
 
+LAST_GENERATION = 0xFFFFFFFF  # the next one is 1
+
 
 class Generation(Value):
     """Of the rules of a namespace: every change of them has another number. The cookie tells the
@@ -15,6 +17,10 @@ class Generation(Value):
 
     cookie: int
     number: int
+
+    def after(self, commits: int) -> "Generation":
+        """When there were so many."""
+        return Generation(self.cookie, (self.number + commits - 1) % LAST_GENERATION + 1)
 
 
 Known = tuple[Generation, Observed]  # and what the rules were

@@ -103,6 +103,7 @@ class LiveNamespace:
         self.backend, self.reason = self._backends.name, self._backends.reason
         self._conntrack: Conntrack | None = None
         self._due: list[Plan] = []  # whose flows are to be forgotten after the next whole commit
+        self._deleted = False  # something, so that closing takes its time
         status = os.fstat(descriptor)
         self.identity = (status.st_dev, status.st_ino)
 
@@ -136,6 +137,7 @@ class LiveNamespace:
             for change in plan.sysctls:
                 sysctl.write(change.name, change.after)
         self._due.append(plan)  # a stale commit may have done a part of it
+        self._deleted |= not plan.only_adds
         self._backends.tables.commit(plan)
         if plan.leftovers and self._backends.other:
             gone = Plan(netns=plan.netns, table=Table.DELETE, remove=plan.leftovers)
@@ -174,7 +176,10 @@ class LiveNamespace:
 
     def close(self) -> None:
         """Let go of the namespace, once there are no flows to be forgotten in it any more."""
-        self._later.close(self._backends.close)
+        if self._deleted:
+            self._later.close(self._backends.close)
+        else:
+            self._backends.close()
         if self._conntrack is not None:
             self._later.forget(functools.partial(_close, self._conntrack, self._later))
 
@@ -274,15 +279,10 @@ class LiveKernel:
     def _asked(self) -> tuple[Generation | None, frozenset[Family]]:
         """What nftables tells of the namespace this thread is in."""
         try:
-            asking = netlink()
+            with netlink() as asking:
+                return generation_of(asking), kubevirt_in(asking)
         except OSError:
             return None, frozenset()
-        try:
-            return generation_of(asking), kubevirt_in(asking)
-        except OSError:
-            return None, frozenset()
-        finally:
-            self._later.close(asking.close)
 
     def resources(self, netns: str) -> Mapping[str, str]:
         return self._pods.resources(netns.removeprefix(POD)) if netns.startswith(POD) else {}

@@ -13,7 +13,7 @@ NLA_F_NESTED = 0x8000
 HEADER = struct.Struct("=IHHII")
 ATTRIBUTE = struct.Struct("=HH")
 SO_SNDBUFFORCE = 32
-ROOM = 1 << 16  # bytes that a socket sends at once without being told to
+ROOM = 1 << 16  # bytes that a socket sends at once without being told to, and the kernel at most
 RETRIES = 10  # of a dump during which something changed
 
 Attributes = dict[int, bytes]
@@ -32,8 +32,9 @@ def ask(netlink: socket.socket, kind: int, flags: int, body: bytes, layout: str)
     return answers
 
 
-def transact(netlink: socket.socket, batch: bytes) -> None:
-    """Send a batch whose last message is to be acknowledged; all of it is done, or nothing.
+def transact(netlink: socket.socket, batch: bytes) -> list[tuple[int, bytes]]:
+    """Send a batch whose last message is to be acknowledged; all of it is done, or nothing. What
+    the kernel echoes, by kind.
 
     The kernel has said everything when the sending is done. Where it refuses, it answers several
     messages: none of that may be left for whoever asks next.
@@ -41,10 +42,12 @@ def transact(netlink: socket.socket, batch: bytes) -> None:
     if len(batch) > ROOM:
         _make_room(netlink, 2 * len(batch))
     netlink.send(batch)
-    codes = list(_answered(netlink))
+    answers = list(_answered(netlink))
+    codes = [-struct.unpack_from("=i", body)[0] for kind, body in answers if kind == NLMSG_ERROR]
     refused = [code for code in codes if code] or ([] if codes else [errno.ENOMSG])
     if refused:
         raise OSError(refused[0], os.strerror(refused[0]))
+    return [(kind, body) for kind, body in answers if kind != NLMSG_ERROR]
 
 
 def _make_room(netlink: socket.socket, size: int) -> None:
@@ -54,23 +57,23 @@ def _make_room(netlink: socket.socket, size: int) -> None:
         netlink.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
 
-def _answered(netlink: socket.socket) -> Iterator[int]:
-    """The error of each message that was answered, 0 for none."""
+def _answered(netlink: socket.socket) -> Iterator[tuple[int, bytes]]:
+    """Each message that there is."""
     while True:
         try:
-            data = memoryview(netlink.recv(1 << 18, socket.MSG_DONTWAIT))
+            data = netlink.recv(ROOM, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError as error:
             if error.errno != errno.ENOBUFS:
                 raise
-            yield errno.ENOBUFS  # more was refused than there is room to tell
+            yield NLMSG_ERROR, struct.pack("=i", -errno.ENOBUFS)  # more than there is room to tell
             continue
-        while data:
-            length, kind, _, _, _ = HEADER.unpack_from(data)
-            if kind == NLMSG_ERROR:
-                yield -struct.unpack_from("=i", data[HEADER.size :])[0]
-            data = data[(length + 3) & ~3 :]
+        start = 0
+        while start < len(data):
+            length, kind, _, _, _ = HEADER.unpack_from(data, start)
+            yield kind, data[start + HEADER.size : start + length]
+            start += (length + 3) & ~3
 
 
 def number(raw: bytes) -> int:
@@ -83,7 +86,7 @@ def _receive(netlink: socket.socket, layout: struct.Struct) -> tuple[list[Answer
     answers: list[Answer] = []
     whole = True
     while True:
-        data = memoryview(netlink.recv(1 << 18))
+        data = memoryview(netlink.recv(ROOM))
         while data:
             length, kind, flags, _, _ = HEADER.unpack_from(data)
             whole = whole and not flags & NLM_F_DUMP_INTR
@@ -107,7 +110,7 @@ def attribute(kind: int, value: bytes, *, nested: bool = False) -> bytes:
     return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
 
 
-def attributes(data: memoryview) -> Attributes:
+def attributes(data: memoryview | bytes) -> Attributes:
     """The attributes of a message or of another attribute, by their kind."""
     found: Attributes = {}
     raw, start = bytes(data), 0

@@ -1,26 +1,32 @@
-"""Our nftables table in one namespace, through libnftables and in this process.
+"""Our nftables table in one namespace, in this process: read through libnftables, written to the
+kernel itself.
 
 A context belongs to the namespace it was made in and keeps that alive: close it soon. It must not
 be shared between threads.
 """
 
 import ctypes
+import functools
 import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 
 import nftables
 
 from agent.errors import BackendMissing, Failure, NotPermitted, Stale
 from agent.kernel.kinds import Generation, Known
-from agent.kernel.netlink import ask, attribute, transact
+from agent.kernel.netlink import ask, attribute, attributes, transact
 from rules.model import Family, Observed, Rule
-from rules.nft import NAME, Json, in_turn
-from rules.nft_elements import are_elements, batch, carried_out, is_for
+from rules.nft import NAME, Json, commands
+from rules.nft_batch import NEWRULE, batch, can_write
+from rules.nft_foreseen import are_elements, carried_out, has_copies, is_for
 from rules.nft_listing import decode
+from rules.nft_steps import AddLookup, AddRule, in_turn
 from rules.plan import Plan, Table
-from rules.values import replace
 
 LIBRARY = "libnftables.so.1"
 LIST = {"nftables": [{"list": {"table": {"family": "inet", "name": NAME}}}]}
@@ -28,11 +34,10 @@ KNOWN_RULES = 50_000  # decoded and remembered at the most; then from scratch
 MISSING = "No such file or directory"
 NETLINK_NETFILTER = 12
 NFT_MSG_GETTABLE, NFT_MSG_GETCHAIN, NFT_MSG_GETGEN = 0xA01, 0xA04, 0xA10
-NFTA_GEN_ID, NFTA_TABLE_FLAGS = 1, 2
+NFTA_GEN_ID, NFTA_TABLE_FLAGS, NFTA_RULE_HANDLE = 1, 2, 3
 NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME = 1, 3
 OUR_TABLE = struct.pack("=BBHHH12s", 1, 0, 0, 4 + len(NAME) + 1, 1, NAME.encode())  # inet, name
 SO_NETNS_COOKIE = 71  # Linux 5.14
-LAST_GENERATION = 0xFFFFFFFF  # the next one is 1
 STALE = (
     MISSING,
     "File exists",
@@ -42,27 +47,33 @@ STALE = (
 )
 
 
-class Nftables:
-    """Made by a thread that is in the namespace; it stays there wherever that thread goes."""
+Enter = Callable[[], AbstractContextManager[None]]
 
-    def __init__(self, known: Known | None = None) -> None:
+
+class Nftables:
+    """Made by a thread that is in the namespace; it stays there wherever that thread goes, if it is
+    told how to enter it again."""
+
+    def __init__(self, known: Known | None = None, enter: Enter = nullcontext) -> None:
         """What is known from an earlier look spares another one, if nothing changed since."""
-        try:
-            ctypes.CDLL(LIBRARY)
-        except OSError as error:
-            raise BackendMissing(
-                f"cannot load {LIBRARY} ({error})", "Run: apt install libnftables1"
-            ) from error
+        self._enter = enter
+        _load(LIBRARY)
         self._netlink = netlink()
-        try:
-            netlink().close()  # where it gets no socket, libnftables ends the whole process
-        except OSError:
-            self._netlink.close()
-            raise
-        self._context = nftables.Nftables(LIBRARY)
-        self._context.set_handle_output(True)
+        self._made: nftables.Nftables | None = None
         self.known = known
         self._rules: dict[tuple[str, str, str], Rule] = {}
+
+    @property
+    def _context(self) -> nftables.Nftables:
+        """Made when first needed: to look at what is known, and to write, takes none."""
+        if self._made is None:
+            with self._enter():
+                with netlink() as here:  # where it gets none, libnftables ends the whole process
+                    if cookie_of(here) != cookie_of(self._netlink):
+                        raise RuntimeError("asked from another namespace")
+                self._made = nftables.Nftables(LIBRARY)
+            self._made.set_handle_output(True)
+        return self._made
 
     def kubevirt(self) -> frozenset[Family]:
         """In which families KubeVirt's own chains are live."""
@@ -109,37 +120,48 @@ class Nftables:
 
     def commit(self, plan: Plan) -> None:
         """Carry out the plan for the rules, all or nothing; at worst, a map that nothing looks into
-        is left behind."""
-        if self.known and are_elements(plan):
-            self._put_elements(plan, *self.known)
+        is left behind. What there is now is foreseen; the next look takes that for granted only if
+        the generation of the ruleset tells that nobody else has been there."""
+        parts = in_turn(plan)
+        known, elements = self.known, are_elements(plan)
+        if not parts:
             return
-        for commands in in_turn(plan):
-            self._run(commands, plan)
+        if known and elements and not is_for(plan, known[1]):
+            raise Stale("the plan is for an earlier look at the table", "Try again")
+        self.known = None  # who is wrong once is not asked again
+        number = known[0].number if known and elements else None
+        handles: list[int] = []
+        for part in parts:
+            if can_write(part):
+                handles += self._write(batch(part, number), plan)
+            else:
+                self._run(commands(part), plan)
+                known = None
+        done = list(chain(*parts))
+        told = len(handles) == sum(isinstance(step, AddRule | AddLookup) for step in done)
+        if known and told and is_for(plan, known[1]) and not has_copies(known[1]):
+            self.known = known[0].after(len(parts)), carried_out(done, known[1], handles)
 
-    def _run(self, commands: list[Json], plan: Plan) -> None:
-        code, _, error = self._context.json_cmd({"nftables": commands})
+    def _write(self, content: bytes, plan: Plan) -> list[int]:
+        """The handles of its rules."""
+        try:
+            echoed = transact(self._netlink, content)
+        except OSError as error:
+            raise failure(os.strerror(error.errno or 0), plan.table) from error
+        found = [attributes(body[4:])[NFTA_RULE_HANDLE] for kind, body in echoed if kind == NEWRULE]
+        return [int.from_bytes(handle, "big") for handle in found]
+
+    def _run(self, words: list[Json], plan: Plan) -> None:
+        code, _, error = self._context.json_cmd({"nftables": words})
         if code != 0:
             if plan.table is Table.CREATE and self._list().table:
                 raise Stale("somebody else made the table while we looked", "Try again")
             raise failure(error, plan.table)
 
-    def _put_elements(self, plan: Plan, generation: Generation, observed: Observed) -> None:
-        """The kernel takes it only if nothing changed since our last look, so what there is now is
-        known, unless somebody has been there since: then the next look tells."""
-        if not is_for(plan, observed):
-            raise Stale("the plan is for an earlier look at the table", "Try again")
-        try:
-            transact(self._netlink, batch(plan, generation.number))
-        except OSError as error:
-            self.known = None  # who was wrong once is not asked again
-            raise failure(os.strerror(error.errno or 0), plan.table) from error
-        following = replace(generation, number=generation.number % LAST_GENERATION + 1)
-        self.known = (following, carried_out(plan, observed))
-
     def close(self) -> None:
         """Let go of the namespace."""
         self._netlink.close()
-        del self._context
+        self._made = None
 
 
 def netlink() -> socket.socket:
@@ -150,10 +172,23 @@ def netlink() -> socket.socket:
 def generation_of(asking: socket.socket) -> Generation:
     """The generation of the ruleset there: every change of it makes another."""
     ((_, attributes),) = ask(asking, NFT_MSG_GETGEN, 0, bytes(4), "=BBH")
+    return Generation(cookie_of(asking), int.from_bytes(attributes[NFTA_GEN_ID], "big"))
+
+
+def cookie_of(asking: socket.socket) -> int:
+    """Of the namespace that a socket is in."""
     cookie = asking.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
-    return Generation(
-        int.from_bytes(cookie, sys.byteorder), int.from_bytes(attributes[NFTA_GEN_ID], "big")
-    )
+    return int.from_bytes(cookie, sys.byteorder)
+
+
+@functools.cache
+def _load(library: str) -> None:
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        raise BackendMissing(
+            f"cannot load {library} ({error})", "Run: apt install libnftables1"
+        ) from error
 
 
 def kubevirt_in(asking: socket.socket) -> frozenset[Family]:

@@ -6,6 +6,7 @@ at its import.
 
 import socket
 from collections.abc import Iterator
+from functools import lru_cache
 from ipaddress import IPv4Interface, IPv6Interface
 
 from agent.kernel.netlink import NLM_F_DUMP, ask, number
@@ -15,38 +16,49 @@ RTM_GETADDR, RTM_GETROUTE = 22, 26
 IFA_ADDRESS, IFA_LOCAL = 1, 2
 RTA_OIF, RTA_PRIORITY, RTA_MULTIPATH = 4, 6, 9
 RT_TABLE_MAIN, RTN_UNICAST = 254, 1
-ANY = bytes(16)  # a request for everything, long enough for either kind
+SOL_NETLINK, NETLINK_GET_STRICT_CHK = 270, 12  # Linux 4.20
+ALL_ADDRESSES = bytes(8)
+ROUTES = bytes([0, 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0, 0, 0, 0])
+MEMORY = 4096  # addresses
 
 
 def surroundings() -> Surroundings:
     """What this namespace has that forwarding depends on."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
-        netlink.bind((0, 0))
+        # So that the kernel leaves out the routes that are in other tables, which are most.
+        netlink.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
         names = dict(socket.if_nameindex())
-        addresses: dict[int, list[InterfaceAddress]] = {}
+        addresses: dict[int, list[tuple[str, InterfaceAddress]]] = {}
         for index, address in _addresses(netlink):
             addresses.setdefault(index, []).append(address)
         routes = sorted(_default_routes(netlink))
-    links = (Link(name, tuple(sorted(addresses.get(i, ()), key=str))) for i, name in names.items())
+    links = (
+        Link(name, tuple(address for _, address in sorted(addresses.get(index, ()))))
+        for name, index in sorted((name, index) for index, name in names.items())
+    )
     default = next((names[index] for *_, index in routes if index in names), None)
-    return Surroundings(tuple(sorted(links, key=lambda link: link.name)), default)
+    return Surroundings(tuple(links), default)
 
 
-def _addresses(netlink: socket.socket) -> Iterator[tuple[int, InterfaceAddress]]:
-    for header, attributes in ask(netlink, RTM_GETADDR, NLM_F_DUMP, ANY, "=BBBBi"):
+def _addresses(netlink: socket.socket) -> Iterator[tuple[int, tuple[str, InterfaceAddress]]]:
+    for header, attributes in ask(netlink, RTM_GETADDR, NLM_F_DUMP, ALL_ADDRESSES, "=BBBBi"):
         family, prefix, _, _, index = header
         raw = attributes.get(IFA_LOCAL) or attributes.get(IFA_ADDRESS)
-        if raw is None:
-            continue
-        if family == socket.AF_INET:
-            yield index, IPv4Interface((raw, prefix))
-        elif family == socket.AF_INET6:
-            yield index, IPv6Interface((raw, prefix))
+        if raw is not None and family in (socket.AF_INET, socket.AF_INET6):
+            yield index, _address(raw, prefix)
+
+
+@lru_cache(MEMORY)
+def _address(raw: bytes, prefix: int) -> tuple[str, InterfaceAddress]:
+    """With its text, by which they are sorted. Most namespaces have the same few, and have them
+    again at the next look."""
+    made = IPv4Interface((raw, prefix)) if len(raw) == 4 else IPv6Interface((raw, prefix))
+    return str(made), made
 
 
 def _default_routes(netlink: socket.socket) -> Iterator[tuple[int, int, int]]:
     """Family, metric and link of each; IPv4 and the lowest metric sort first."""
-    for header, attributes in ask(netlink, RTM_GETROUTE, NLM_F_DUMP, ANY, "=BBBBBBBBI"):
+    for header, attributes in ask(netlink, RTM_GETROUTE, NLM_F_DUMP, ROUTES, "=BBBBBBBBI"):
         family, length, _, _, table, _, _, kind, _ = header
         if length or table != RT_TABLE_MAIN or kind != RTN_UNICAST:
             continue

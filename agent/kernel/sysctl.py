@@ -3,7 +3,6 @@
 import errno
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
 from agent.errors import NotPermitted, TryAgain
 
@@ -33,7 +32,11 @@ def text(path: str) -> str:
 def write(name: str, value: str) -> None:
     """Make a setting."""
     try:
-        Path(_path(name)).write_text(value)
+        descriptor = os.open(_path(name), os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, value.encode())
+        finally:
+            os.close(descriptor)
     except FileNotFoundError as error:
         raise TryAgain(f"there is no setting {name} (its link went away)") from error
     except OSError as error:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 
 from agent.sources.files import Text, content, is_manifest, label, understood
-from agent.sources.meaning import Meaning, Progress, Tiding
+from agent.sources.meaning import Enough, Meaning, Progress, Tiding
 from agent.sources.settled import settle
 from agent.sources.store import Store
 from agent.sources.watch import Watch
@@ -121,10 +121,11 @@ class Directory:
         """Whether the path leads to another directory than it did: one that was mounted there."""
         return _identity(self._path) != self._seen
 
-    def remember(self, beat: Progress = lambda: None) -> None:
-        """Store what changed of the last good texts, for the next run."""
+    def remember(self, beat: Progress = lambda: None, enough: Enough = lambda: False) -> bool:
+        """Store what changed of the last good texts, for the next run, until it is enough; whether
+        that was all."""
         if self.meaning.unreadable:
-            return
+            return True
         bad = {*self.meaning.held, *self.meaning.unknown}
         now = {
             file.says.file: file.text
@@ -136,9 +137,12 @@ class Directory:
             del self._texts[file]
         for file, text in now.items():
             if self._texts.get(file) != text:
+                if enough():
+                    return False
                 if self._store.keep(file, text):  # else the next time
                     self._texts[file] = text
                 beat()
+        return True
 
     def _scan(self, forced: set[str] | None, beat: Progress) -> tuple[dict[str, _File], list[str]]:
         """Every file as it is now, and those of them that are links."""

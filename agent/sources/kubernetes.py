@@ -18,7 +18,7 @@ from agent.sources.credentials import Credentials
 from agent.sources.feedback import NORMAL, WARNING, Feedback
 from agent.sources.following import Shared, Trouble, followed
 from agent.sources.kubeconfig import load
-from agent.sources.meaning import Meaning, Progress, Tiding
+from agent.sources.meaning import Enough, Meaning, Progress, Tiding
 from agent.sources.settled import settle
 from agent.sources.store import Store
 from agent.sources.vmis import (
@@ -160,10 +160,11 @@ class Cluster:
         """A directory may be mounted over; a cluster is the one it was."""
         return False
 
-    def remember(self, beat: Progress = lambda: None) -> None:
-        """Store what changed of the last good texts, for the next run."""
+    def remember(self, beat: Progress = lambda: None, enough: Enough = lambda: False) -> bool:
+        """Store what changed of the last good texts, for the next run, until it is enough; whether
+        that was all."""
         if self.meaning.unreadable:
-            return
+            return True
         self._recalled = {}
         for label in self._texts.keys() - self._good.keys():
             self._store.drop(label)
@@ -179,6 +180,9 @@ class Cluster:
                 self._texts[label] = text
                 beat()
             self._stored[label] = made
+            if enough():
+                return False
+        return True
 
     def tell(self, machine: str, tiding: Tiding, message: str) -> None:
         """As an event on the instance."""

@@ -11,6 +11,7 @@ from rules.problems import Problem
 from rules.values import Value
 
 Progress = Callable[[], None]
+Enough = Callable[[], bool]
 
 
 class Meaning(Value, kw_only=True):
@@ -64,8 +65,8 @@ class Source(Protocol):
     def look(self, beat: Progress) -> Meaning:
         """What it says now."""
 
-    def remember(self, beat: Progress) -> None:
-        """Store what it last said, for the next run."""
+    def remember(self, beat: Progress, enough: Enough) -> bool:
+        """Store what it last said, for the next run, until it is enough; whether that was all."""
 
     def tell(self, machine: str, tiding: Tiding, message: str) -> None:
         """Let whoever wrote the manifest of that machine know, if there is a way."""

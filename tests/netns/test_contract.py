@@ -16,7 +16,7 @@ import pytest
 from agent.errors import NoNamespace, Stale
 from agent.reconcile import converge
 from rules.desired import desire
-from rules.model import Chain, Desired, Family, Live, Machine, Observed, Protocol
+from rules.model import Chain, Desired, Family, Foreign, Live, Machine, Observed, Protocol
 from rules.plan import Plan, Table, diff
 from rules.ports import PortRange
 from rules.values import replace
@@ -471,6 +471,18 @@ table ip nat {
 """
 OTHERS = ("inet other", "ip portranger", "ip6 portranger", "inet portranger2", "ip nat")
 
+STRAYS = {
+    "a foreign set": "add set inet portranger mine { type ipv4_addr; }",
+    "a foreign set in use": (
+        "add set inet portranger mine { type ipv4_addr; elements = { 192.0.2.66 } };"
+        " insert rule inet portranger prerouting ip saddr @mine accept"
+    ),
+    "a foreign map": "add map inet portranger mine { type inet_service : ipv4_addr; }",
+    "a set that a foreign rule fills": (
+        "add set inet portranger mine { type ipv4_addr; flags dynamic; };"
+        " insert rule inet portranger prerouting add @mine { ip saddr }"
+    ),
+}
 MADE_UNSOUND = {
     "a dormant table": "add table inet portranger { flags dormant; }",
     "a foreign chain": "add chain inet portranger extra; add rule inet portranger extra counter",
@@ -481,12 +493,6 @@ MADE_UNSOUND = {
         "add chain inet portranger trap; add rule inet portranger trap drop;"
         " insert rule inet portranger prerouting jump trap"
     ),
-    "a foreign set": "add set inet portranger mine { type ipv4_addr; }",
-    "a foreign set in use": (
-        "add set inet portranger mine { type ipv4_addr; elements = { 192.0.2.66 } };"
-        " insert rule inet portranger prerouting ip saddr @mine accept"
-    ),
-    "a foreign map": "add map inet portranger mine { type inet_service : ipv4_addr; }",
     "a foreign counter": "add counter inet portranger mine",
     "a foreign quota": "add quota inet portranger mine { over 1 mbytes }",
     "another chain priority": (
@@ -571,6 +577,19 @@ class TestNftables:
         nft(netns, script)
         assert apply_live(netns).table is Table.DELETE
         assert within(netns, "nft", "list", "tables") == ""
+
+    @pytest.mark.parametrize("script", STRAYS.values(), ids=STRAYS)
+    def test_a_stray_set_or_map_goes_with_what_uses_it_and_ours_stay(
+        self, netns: str, script: str
+    ) -> None:
+        apply_live(netns, *DESKTOP)
+        before = observed(netns)
+        nft(netns, script)
+        done = apply_live(netns, *DESKTOP)
+        assert done.table is Table.KEEP
+        assert "mine" in {one.name for one in done.remove if isinstance(one, Foreign)}
+        assert observed(netns) == before
+        assert "mine" not in within(netns, "nft", "list", "ruleset")
 
     @pytest.mark.parametrize("text", FOREIGN_RULES.values(), ids=FOREIGN_RULES)
     def test_a_rule_that_we_never_make_is_removed_and_ours_stay(

@@ -151,7 +151,7 @@ def test_the_script_keeps_the_rules_that_stay(twins: tuple[str, str]) -> None:
     [
         "add table inet portranger { flags dormant; }",
         "add chain inet portranger extra",
-        "add set inet portranger mine { type ipv4_addr; }",
+        "add counter inet portranger mine",
     ],
 )
 def test_the_script_makes_an_unsound_table_anew(twins: tuple[str, str], harm: str) -> None:

@@ -1,0 +1,307 @@
+"""Steps as the bytes of a netlink batch, for the kernel itself.
+
+libnftables asks for the whole ruleset before it writes, and for a whole map before it adds to it:
+milliseconds, and 30 of them for 5,000 ranges, where the kernel needs microseconds. What is written
+here it reads back, and `nft` lists it as if it had written it. Numbers are those of
+linux/netfilter/nf_tables.h.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+
+from rules.model import Address, Chain, Family, Lookup, Protocol, Rule
+from rules.nft import NAME, PRIORITY
+from rules.nft_steps import (
+    AddLookup,
+    AddRule,
+    DropMap,
+    DropRule,
+    DropStray,
+    DropTable,
+    Erase,
+    EraseStray,
+    Fill,
+    MakeChain,
+    MakeMap,
+    MakeTable,
+    Step,
+)
+from rules.ports import HIGHEST
+from rules.shapes import name
+
+BATCH_BEGIN, BATCH_END = 16, 17
+NEWTABLE, DELTABLE, NEWCHAIN, NEWRULE, DELRULE, NEWSET, DELSET, NEWSETELEM, DELSETELEM = (
+    (10 << 8) | number for number in (0, 2, 3, 6, 8, 9, 11, 12, 14)
+)
+REQUEST, ACK, ECHO, EXCL, CREATE, APPEND = 0x1, 0x4, 0x8, 0x200, 0x400, 0x800
+NESTED = 0x8000
+BATCH_GENID = 1
+INET, SUBSYSTEM = 1, 10
+AT_ONCE = 200  # elements in one message: an attribute holds 64 KiB at most
+COMMENT = 0  # the kind of what nft keeps in the user data of a rule or an element
+HOOKS = {Chain.PREROUTING: 0, Chain.OUTPUT: 3, Chain.POSTROUTING: 4}
+VERSIONS = {Family.IP: 2, Family.IP6: 10}
+NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17}
+IIFNAME, OIFNAME, NFPROTO, L4PROTO = 6, 7, 15, 16
+NETWORK, TRANSPORT = 1, 2  # headers
+PLACES = {Family.IP: (12, 16, 4), Family.IP6: (8, 24, 16)}  # of source, destination; their length
+EQUAL, UP_TO, FROM = 0, 3, 5
+INTERVAL_MAP = 0x4 | 0x8
+PORTS, ADDRESSES = 13, {Family.IP: (7, 4), Family.IP6: (8, 16)}  # how nft numbers types; lengths
+BIG_ENDIAN = struct.pack("=BBIBBIBBI", 0, 4, 2, 1, 4, 2, 6, 4, 0)  # what nft notes of such a map
+MOST_ECHOED = 64  # rules whose handles the kernel tells: more would not fit into a socket
+MEMORY = 256  # expressions of a kind that are remembered
+
+Message = tuple[int, int, bytes]  # its kind, its flags, its body
+
+
+def can_write(steps: Iterable[Step]) -> bool:
+    """Whether there are bytes for all of them: a shifted range has a map of its own in its rule,
+    which libnftables numbers."""
+    return not any(
+        isinstance(step, AddRule) and step.rule.to_port is not None and step.rule.ports
+        for step in steps
+    )
+
+
+def batch(steps: Iterable[Step], generation: int | None = None) -> bytes:
+    """The transaction. Only the last of its messages is acknowledged, whatever is refused is told
+    anyway: a socket has no room for hundreds of answers. Where a generation of the ruleset is
+    named, the kernel takes the batch only if there has been no other since."""
+    content = [one for step in steps for one in _messages(step)]
+    echoed = sum(kind == NEWRULE for kind, _, _ in content) <= MOST_ECHOED
+    edge = struct.pack(">BBH", 0, 0, SUBSYSTEM)
+    begin = b"" if generation is None else attribute(BATCH_GENID, _number(generation))
+    data = [_message(BATCH_BEGIN, REQUEST, edge + begin)]
+    for left, (kind, flags, body) in enumerate(content, 1 - len(content)):
+        asked = (ECHO if echoed and kind == NEWRULE else 0) | (0 if left else ACK)
+        data.append(_message(kind, flags | asked, body))
+    return b"".join([*data, _message(BATCH_END, REQUEST, edge)])
+
+
+def _messages(step: Step) -> Iterator[Message]:
+    match step:
+        case DropTable():
+            yield DELTABLE, REQUEST, OURS
+        case MakeTable(exclusive):
+            flags = REQUEST | CREATE | (EXCL if exclusive else 0)
+            yield NEWTABLE, flags, OURS + attribute(2, _number(0))
+        case MakeChain(chain):
+            yield NEWCHAIN, REQUEST | CREATE, OURS + _chain(chain)
+        case DropRule(chain, handle):
+            place = attribute(2, _text(chain)) + attribute(3, struct.pack(">Q", handle))
+            yield DELRULE, REQUEST, OURS + place
+        case DropStray(_, stray):
+            yield DELSET, REQUEST, OURS + attribute(2, _text(stray))
+        case EraseStray(stray, ports):
+            where = OURS + attribute(2, _text(stray))
+            yield DELSETELEM, REQUEST, where + _nested(3, _interval(*ports))
+        case DropMap(lookup):
+            yield DELSET, REQUEST, OURS + attribute(2, _text(name(lookup)))
+        case MakeMap(lookup):
+            yield NEWSET, REQUEST | CREATE, OURS + _map(lookup)
+        case Erase(lookup, rules):
+            yield from _elements(DELSETELEM, REQUEST, lookup, rules)
+        case Fill(lookup, rules):
+            yield from _elements(NEWSETELEM, REQUEST | CREATE, lookup, rules)
+        case AddRule(rule, first):
+            comment = attribute(7, _comment(rule.owner))
+            content = [*_matches(rule), COUNTER, *_verdict(rule)]
+            yield _rule(rule.chain, content, comment, first=first)
+        case AddLookup(lookup, first):
+            content = [*_matches(lookup), COUNTER, *_looked_up(lookup)]
+            yield _rule(lookup.chain, content, first=first)
+
+
+# ------------------------------------------------------------------------------------ attributes
+
+
+def attribute(kind: int, content: bytes) -> bytes:
+    """Padded as the next one needs it."""
+    return struct.pack("=HH", 4 + len(content), kind) + content + bytes(-len(content) % 4)
+
+
+def _nested(kind: int, *content: bytes) -> bytes:
+    return attribute(kind | NESTED, b"".join(content))
+
+
+def _numbers(*values: int) -> bytes:
+    """The attributes from 1 on."""
+    return b"".join(attribute(kind, _number(value)) for kind, value in enumerate(values, 1))
+
+
+def _number(value: int) -> bytes:
+    return struct.pack(">I", value & 0xFFFFFFFF)
+
+
+def _text(text: str) -> bytes:
+    return text.encode() + b"\0"
+
+
+def _value(content: bytes) -> bytes:
+    return attribute(1, content)
+
+
+def _comment(owner: str) -> bytes:
+    text = _text(owner)
+    return bytes((COMMENT, len(text))) + text
+
+
+def _message(kind: int, flags: int, body: bytes) -> bytes:
+    return struct.pack("=IHHII", 16 + len(body), kind, flags, 0, 0) + body
+
+
+OURS = struct.pack("=BBH", INET, 0, 0) + attribute(1, _text(NAME))  # what every body begins with
+
+
+# -------------------------------------------------------------------------------- chains and maps
+
+
+def _chain(chain: Chain) -> bytes:
+    hook = _nested(4, _numbers(HOOKS[chain], PRIORITY[chain]))
+    accept = attribute(5, _number(1))
+    return attribute(3, _text(chain.value)) + hook + accept + attribute(7, _text("nat"))
+
+
+def _map(lookup: Lookup) -> bytes:
+    kind, length = ADDRESSES[lookup.family]
+    words = enumerate((INTERVAL_MAP, PORTS, 2, kind, length), 3)
+    return (
+        attribute(2, _text(name(lookup)))
+        + b"".join(attribute(place, _number(value)) for place, value in words)
+        + attribute(10, _number(1))
+        + attribute(13, BIG_ENDIAN)
+        + _nested(17, *COUNTING)
+    )
+
+
+def _elements(kind: int, flags: int, lookup: Lookup, rules: Sequence[Rule]) -> Iterator[Message]:
+    where = OURS + attribute(2, _text(name(lookup)))
+    intervals = list(_intervals(rules, whole=kind == NEWSETELEM))
+    for start in range(0, len(intervals), AT_ONCE):
+        yield kind, flags, where + _nested(3, *intervals[start : start + AT_ONCE])
+
+
+def _intervals(rules: Iterable[Rule], *, whole: bool) -> Iterator[bytes]:
+    """The kernel holds an interval as two elements: its first port, and the one after its last.
+    Where the interval leads, and whose it is, is with the first of them."""
+    to: Address | None = None
+    owner, rest = "", b""
+    for rule in rules:
+        if rule.ports is None or rule.to is None:
+            raise ValueError(rule)
+        if whole and (to is None or rule.owner != owner or rule.to != to):  # mostly as the last
+            to, owner = rule.to, rule.owner
+            rest = _nested(2, _value(to.packed)) + attribute(6, _comment(owner))
+        yield _interval(rule.ports.first, rule.ports.last, rest)
+
+
+def _interval(first: int, last: int, rest: bytes = b"") -> bytes:
+    start = _end(first, rest)
+    return start + _end(last + 1, LAST) if last < HIGHEST else start
+
+
+def _end(port: int, rest: bytes) -> bytes:
+    """An element whose key is a port: thousands of them are made, so the layout is written out."""
+    size = END.size + len(rest)
+    return END.pack(size, 1 | NESTED, 12, 1 | NESTED, 6, 1, port.to_bytes(2, "big")) + rest
+
+
+END = struct.Struct("=HHHHHH2sxx")
+LAST = attribute(3, _number(1))
+
+
+# ----------------------------------------------------------------------------------------- rules
+
+
+def _rule(
+    chain: Chain, expressions: Iterable[bytes], rest: bytes = b"", *, first: bool = False
+) -> Message:
+    content = attribute(2, _text(chain.value)) + _nested(4, *expressions) + rest
+    return NEWRULE, REQUEST | CREATE | (0 if first else APPEND), OURS + content
+
+
+def _matches(what: Rule | Lookup) -> Iterator[bytes]:
+    if what.interface is not None:
+        key = OIFNAME if what.chain is Chain.POSTROUTING else IIFNAME
+        yield from _is(_meta(key), what.interface.encode().ljust(16, b"\0"))
+    yield from _is(_meta(NFPROTO), bytes([VERSIONS[what.family]]))
+    source, destination, length = PLACES[what.family]
+    if isinstance(what, Rule) and what.source is not None:
+        yield from _is(_payload(NETWORK, source, length), what.source.packed)
+    if what.destination is not None:
+        yield from _is(_payload(NETWORK, destination, length), what.destination.packed)
+    if isinstance(what, Rule) and what.protocol is not None and what.ports is not None:
+        yield from _port_of(what.protocol)
+        first, last = (port.to_bytes(2, "big") for port in (what.ports.first, what.ports.last))
+        yield from (
+            [_compare(EQUAL, first)]
+            if first == last
+            else [
+                _compare(FROM, first),
+                _compare(UP_TO, last),
+            ]
+        )
+
+
+def _verdict(rule: Rule) -> Iterator[bytes]:
+    if rule.to is None:
+        yield _expression("redir" if rule.guards else "masq")
+        return
+    yield _immediate(rule.to.packed)
+    yield _nat(rule.chain, rule.family)
+
+
+def _looked_up(lookup: Lookup) -> Iterator[bytes]:
+    yield from _port_of(lookup.protocol)
+    registers = attribute(2, _number(1)) + attribute(3, _number(1))
+    yield _expression("lookup", attribute(1, _text(name(lookup))), registers)
+    yield _nat(lookup.chain, lookup.family)
+
+
+def _port_of(protocol: Protocol) -> Iterator[bytes]:
+    """The port that a packet is for, once it is known to have one."""
+    yield from _is(_meta(L4PROTO), bytes([NUMBERS[protocol]]))
+    yield _payload(TRANSPORT, 2, 2)
+
+
+def _is(loaded: bytes, value: bytes) -> tuple[bytes, bytes]:
+    return loaded, _compare(EQUAL, value)
+
+
+# Rules are made of a few expressions again and again.
+
+
+@lru_cache(MEMORY)
+def _compare(how: int, value: bytes) -> bytes:
+    return _expression("cmp", _numbers(1, how), _nested(3, _value(value)))
+
+
+@lru_cache(MEMORY)
+def _meta(key: int) -> bytes:
+    return _expression("meta", _numbers(1, key))
+
+
+@lru_cache(MEMORY)
+def _payload(header: int, offset: int, length: int) -> bytes:
+    return _expression("payload", _numbers(1, header, offset, length))
+
+
+@lru_cache(MEMORY)
+def _immediate(value: bytes) -> bytes:
+    return _expression("immediate", _numbers(1), _nested(2, _value(value)))
+
+
+@lru_cache(MEMORY)
+def _nat(chain: Chain, family: Family) -> bytes:
+    """To the address in the first register."""
+    return _expression("nat", _numbers(int(chain is not Chain.POSTROUTING), VERSIONS[family], 1))
+
+
+def _expression(kind: str, *content: bytes) -> bytes:
+    return _nested(1, attribute(1, _text(kind)), _nested(2, *content))
+
+
+COUNTING = attribute(1, _text("counter")), _nested(2)
+COUNTER = _nested(1, *COUNTING)
