@@ -21,7 +21,7 @@ from agent.kernel.netns import inside, opened
 from agent.kernel.probe import connected
 from agent.reconcile import converge
 from bench import control, flows, report
-from bench.crowd import crowd
+from bench.crowd import crowd, some
 from bench.daemon import arrival_to_port, flush_to_port, save_to_port
 from bench.machines import machine
 from bench.measure import Action, Table, interleaved, table
@@ -165,6 +165,7 @@ SECTIONS = {
     "daemon-save": save_to_port,
     "daemon-flush": flush_to_port,
     "daemon-arrival": arrival_to_port,
+    "daemon-some": some,
     "daemon-crowd": crowd,
     "control-range": control.one_range,
     "control-ports": control.any_ports,

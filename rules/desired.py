@@ -34,12 +34,20 @@ POD_LINK = "eth0"
 LABEL_BYTES = 128  # NFTNL_UDATA_COMMENT_MAXLEN: a rule's comment holds no more
 
 
-def desire(machines: Iterable[Machine], surroundings: Surroundings | None) -> Desired:
+Ports = tuple[Protocol | None, int, int]
+Made = dict[tuple[object, ...], dict[Ports, tuple[Rule, ...]]]
+
+
+def desire(
+    machines: Iterable[Machine], surroundings: Surroundings | None, made: Made | None = None
+) -> Desired:
     """What a namespace with these machines should hold.
 
     Without surroundings there is no namespace to ask: both families are planned for a namespace
-    as KubeVirt sets it up.
+    as KubeVirt sets it up. The rules that were made the last time are the very same objects the
+    next time, which makes thousands of them quick to make and to compare.
     """
+    before, now = made or {}, Made()
     rules: set[Rule] = set()
     sysctls: set[Sysctl] = set()
     pending: list[Pending] = []
@@ -59,16 +67,21 @@ def desire(machines: Iterable[Machine], surroundings: Surroundings | None) -> De
             notes.append(f"{owner}: neither ports nor ranges are declared, so all are forwarded")
         for guest in masquerade.guests:
             link, gateway = _guest_side(guest, entry, surroundings)
-            made = _rules(owner, masquerade, guest, entry, link, gateway)
+            place = (owner, guest.address, entry, link, gateway)
+            known, now[place] = before.get(place, {}), {}
+            wanted = _rules(owner, masquerade, guest, entry, link, gateway, known, now[place])
             if Family.of(guest.address) not in families:
-                kept.update(made)  # an address that comes and goes must not cut connections
+                kept.update(wanted)  # an address that comes and goes must not cut connections
             else:
-                rules.update(made)
+                rules.update(wanted)
                 there = surroundings is None or any(x.name == link for x in surroundings.links)
                 lets_in = there and gateway is not None
                 sysctls.update(_sysctls(Family.of(guest.address), link if lets_in else None))
                 if not there:
                     notes.append(f"{owner}: no link leads to the guest {guest.address} yet")
+    if made is not None:
+        made.clear()
+        made.update(now)
     return Desired(
         rules=frozenset(rules),
         sysctls=frozenset(sysctls),
@@ -253,6 +266,8 @@ def _rules(  # noqa: PLR0913, PLR0917 - one argument for each thing a rule is ma
     entry: str,
     link: str,
     gateway: Address | None,
+    known: dict[Ports, tuple[Rule, ...]],
+    now: dict[Ports, tuple[Rule, ...]],
 ) -> Iterator[Rule]:
     family = Family.of(guest.address)
     from_inside = family is Family.IP and gateway is not None
@@ -260,25 +275,12 @@ def _rules(  # noqa: PLR0913, PLR0917 - one argument for each thing a rule is ma
     if masquerade.claims is not None:
         matches = [(claim.protocol, claim.ports) for claim in _claims(masquerade)]
     for protocol, ports in matches:
-        yield Rule(
-            chain=Chain.PREROUTING,
-            family=family,
-            owner=owner,
-            protocol=protocol,
-            ports=ports,
-            interface=entry,
-            to=guest.address,
+        key = protocol, ports.first if ports else 0, ports.last if ports else 0
+        now[key] = known.get(key) or (
+            _entering(owner, guest.address, entry, protocol, ports),
+            *([_inside(owner, guest.address, protocol, ports)] if from_inside else ()),
         )
-        if from_inside:
-            yield Rule(
-                chain=Chain.OUTPUT,
-                family=family,
-                owner=owner,
-                protocol=protocol,
-                ports=ports,
-                destination=LOOPBACK,
-                to=guest.address,
-            )
+        yield from now[key]
     yield Rule(chain=Chain.POSTROUTING, family=family, owner=owner, source=guest.address)
     if from_inside:
         yield Rule(
@@ -290,6 +292,32 @@ def _rules(  # noqa: PLR0913, PLR0917 - one argument for each thing a rule is ma
             destination=guest.address,  # of two guests behind one link, each has its gateway
             to=gateway,
         )
+
+
+def _entering(
+    owner: str, guest: Address, entry: str, protocol: Protocol | None, ports: PortRange | None
+) -> Rule:
+    return Rule(
+        chain=Chain.PREROUTING,
+        family=Family.of(guest),
+        owner=owner,
+        protocol=protocol,
+        ports=ports,
+        interface=entry,
+        to=guest,
+    )
+
+
+def _inside(owner: str, guest: Address, protocol: Protocol | None, ports: PortRange | None) -> Rule:
+    return Rule(
+        chain=Chain.OUTPUT,
+        family=Family.of(guest),
+        owner=owner,
+        protocol=protocol,
+        ports=ports,
+        destination=LOOPBACK,
+        to=guest,
+    )
 
 
 def _sysctls(family: Family, link: str | None) -> Iterator[Sysctl]:
