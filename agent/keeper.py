@@ -279,6 +279,7 @@ class Keeper:
                 before=before,
                 links=kept.links,
                 unclaimed_stay=self._may_be_claimed(kept),
+                made=kept.made,
             )
             kept.known = namespace.known
             kept.standing = replace(

@@ -5,6 +5,7 @@ import math
 from agent.backoff import FAILURES, REPAIRS, Backoff
 from agent.kernel.kinds import Glimpse, Known
 from agent.status import Standing, State
+from rules.desired import Made
 from rules.model import Desired, Machine, Surroundings
 from rules.values import replace
 
@@ -29,6 +30,7 @@ class Kept:
         self.proven: Glimpse | None = None  # when it last held exactly that
         self.links: Surroundings | None = None  # at that time
         self.known: Known | None = None
+        self.made: Made = {}  # the rules that were wanted at the last look
         self.sure = False  # that nothing of ours is there but what this run put there
         self.culprits: list[Culprit] = []
         self.failures, self.repairs, self.looks = FAILURES, REPAIRS, LOOKS

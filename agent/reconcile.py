@@ -7,7 +7,7 @@ version is a difference like any other.
 from collections.abc import Iterable, Sequence
 
 from agent.errors import Failure, Stale, TryAgain
-from rules.desired import desire
+from rules.desired import Made, desire
 from rules.model import Desired, Live, Machine, Observed, Surroundings
 from rules.plan import Plan, diff
 from rules.render import changes, plan_text
@@ -80,6 +80,7 @@ def keep(  # noqa: PLR0913 - what is wanted, and what was
     before: Desired | None,
     links: Surroundings | None = None,
     unclaimed_stay: bool = False,
+    made: Made | None = None,
 ) -> Outcome:
     """Make a namespace hold what these machines want, and tell what others had done to it since it
     held what was wanted before and had these links; None: this is the first look of this run.
@@ -87,11 +88,11 @@ def keep(  # noqa: PLR0913 - what is wanted, and what was
     On the first look, and where rules were missing, flows may be open that no rule stands for."""
     with namespace.exclusive():
         surroundings = namespace.surroundings()
-        desired = desire(machines, surroundings)
+        desired = desire(machines, surroundings, made)
         desired = replace(desired, unclaimed_stay=unclaimed_stay)
         found = _observe(namespace, desired)
         if isinstance(found.live, Lives):
-            desired = replace(desired, rules=found.live.like(desired.rules))
+            found.live.recognise(desired.rules)
         done, left = _converge(netns, desired, namespace, found)
         drift = 0
         if before is not None:

@@ -1,6 +1,6 @@
 """`make bench`: what changing a range costs and what a flow through it, how fast the dry run of a
 pipeline is, how soon the daemon acts and what it uses. `make bench ARGS=daemon` runs the sections
-whose names begin so; with --write, the results in docs/bench are renewed, too. Where a number
+whose names begin so; with --write, docs/bench and the README's table are renewed. Where a number
 breaks its bound, that is a failure. `make bench-quick` runs a section of its own.
 """
 
@@ -20,8 +20,8 @@ from agent.kernel.live import LiveKernel
 from agent.kernel.netns import inside, opened
 from agent.kernel.probe import connected
 from agent.reconcile import converge
-from bench import control, flows, kubernetes, report
-from bench.crowd import crowd
+from bench import control, flows, headline, kubernetes, report
+from bench.crowd import crowd, some
 from bench.daemon import arrival_to_port, flush_to_port, save_to_port
 from bench.machines import machine
 from bench.measure import Action, Table, interleaved, table
@@ -49,7 +49,7 @@ def main(words: Sequence[str]) -> None:
         found[name] = SECTIONS[name]()
         print("\n".join(found[name].lines), end="\n\n", flush=True)
     if WRITE in words:
-        for file in report.write(found):
+        for file in (*report.write(found), headline.renew()):
             print(f"bench: wrote {file.relative_to(report.FOLDER.parents[1])}")
     if not all(made.kept for made in found.values()):
         sys.exit("bench: a bound is broken")
@@ -165,6 +165,7 @@ SECTIONS = {
     "daemon-save": save_to_port,
     "daemon-flush": flush_to_port,
     "daemon-arrival": arrival_to_port,
+    "daemon-some": some,
     "daemon-crowd": crowd,
     "control-range": control.one_range,
     "control-ports": control.any_ports,

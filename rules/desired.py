@@ -35,12 +35,20 @@ POD_LINK = "eth0"
 LABEL_BYTES = 128  # NFTNL_UDATA_COMMENT_MAXLEN: a rule's comment holds no more
 
 
-def desire(machines: Iterable[Machine], surroundings: Surroundings | None) -> Desired:
+Ports = tuple[Protocol | None, int, int]
+Made = dict[object, dict[Ports, tuple[Rule, ...]]]
+
+
+def desire(
+    machines: Iterable[Machine], surroundings: Surroundings | None, made: Made | None = None
+) -> Desired:
     """What a namespace with these machines should hold.
 
     Without surroundings there is no namespace to ask: both families are planned for a namespace
-    as KubeVirt sets it up.
+    as KubeVirt sets it up. The rules that were made the last time are the very same objects the
+    next time, which makes thousands of them quick to make and to compare.
     """
+    before, now = made or {}, Made()
     rules: set[Rule] = set()
     sysctls: set[Sysctl] = set()
     pending: list[Pending] = []
@@ -59,17 +67,21 @@ def desire(machines: Iterable[Machine], surroundings: Surroundings | None) -> De
         notes += [f"{owner}: {note}" for note in _notes(masquerade, surroundings)]
         for guest in masquerade.guests:
             place = _place(owner, guest, entry, masquerade, surroundings)
-            made = tuple(_rules(masquerade, place))
+            known, now[place] = before.get(place, {}), {}
+            wanted = _rules(masquerade, place, known, now[place])
             if place.family not in families:
-                kept.update(made)  # an address that comes and goes must not cut connections
+                kept.update(wanted)  # an address that comes and goes must not cut connections
                 continue
-            rules.update(made)
+            rules.update(wanted)
             there = surroundings is None or any(x.name == place.link for x in surroundings.links)
             if not place.shared:
                 lets_in = there and place.gateway is not None
                 sysctls.update(_sysctls(place.family, place.link if lets_in else None))
             if not there:
                 notes.append(f"{owner}: no link leads to the guest {guest.address} yet")
+    if made is not None:
+        made.clear()
+        made.update(now)
     return Desired(
         rules=frozenset(rules),
         sysctls=frozenset(sysctls),
@@ -165,6 +177,7 @@ class _Place(Value, kw_only=True):
     gateway: Address | None  # our own address there
     inside: tuple[Address, ...]  # at which programs of the namespace reach the guest
     shared: bool  # with KubeVirt, whose own chains are live
+    proxied: bool  # TCP that enters is for a proxy first
 
     @property
     def family(self) -> Family:
@@ -192,6 +205,7 @@ def _place(
         gateway=gateway,
         inside=inside,
         shared=surroundings is not None and family in surroundings.kubevirt,
+        proxied=masquerade.proxied,
     )
 
 
@@ -245,7 +259,12 @@ def _notes(masquerade: Masquerade, surroundings: Surroundings | None) -> Iterato
         yield "TCP comes through the proxy of Istio"
 
 
-def _rules(masquerade: Masquerade, place: _Place) -> Iterator[Rule]:
+def _rules(
+    masquerade: Masquerade,
+    place: _Place,
+    known: dict[Ports, tuple[Rule, ...]],
+    now: dict[Ports, tuple[Rule, ...]],
+) -> Iterator[Rule]:
     """What should stand there for one guest."""
     everything = masquerade.claims is None
     if everything and place.shared:
@@ -255,31 +274,14 @@ def _rules(masquerade: Masquerade, place: _Place) -> Iterator[Rule]:
         matches = [(claim.protocol, claim.ports) for claim in _claims(masquerade)]
     family, owner = place.family, place.owner
     for protocol, ports in matches:
-        for entering in _entering(masquerade, protocol, ports):
-            yield Rule(
-                chain=Chain.PREROUTING,
-                family=family,
-                owner=owner,
-                protocol=protocol,
-                ports=entering,
-                interface=place.entry,
-                to=place.guest,
-            )
-        for address in place.inside:
-            yield Rule(
-                chain=Chain.OUTPUT,
-                family=family,
-                owner=owner,
-                protocol=protocol,
-                ports=ports,
-                destination=address,
-                to=place.guest,
-            )
+        key = protocol, ports.first if ports else 0, ports.last if ports else 0
+        now[key] = known.get(key) or tuple(_forwards(place, protocol, ports))
+        yield from now[key]
     if place.shared:
-        yield from _guards(masquerade, place)
+        yield from _guards(place)
     else:
         yield Rule(chain=Chain.POSTROUTING, family=family, owner=owner, source=place.guest)
-    for source in (LOOPBACK, PROXY) if masquerade.proxied else (LOOPBACK,):
+    for source in (LOOPBACK, PROXY) if place.proxied else (LOOPBACK,):
         if place.inside:
             yield Rule(
                 chain=Chain.POSTROUTING,
@@ -292,22 +294,40 @@ def _rules(masquerade: Masquerade, place: _Place) -> Iterator[Rule]:
             )
 
 
-def _entering(
-    masquerade: Masquerade, protocol: Protocol | None, ports: PortRange | None
-) -> Iterator[PortRange | None]:
-    """Of a range, what goes straight to the guest: TCP may be for the proxy first."""
-    if not masquerade.proxied or protocol is not Protocol.TCP:
-        yield ports
-    elif ports is not None and UNPROXIED.first in ports:
-        yield UNPROXIED
+def _forwards(place: _Place, protocol: Protocol | None, ports: PortRange | None) -> Iterator[Rule]:
+    """What leads one range to the guest: from outside, unless a proxy takes it first, and from
+    inside."""
+    entering = ports
+    if place.proxied and protocol is Protocol.TCP:
+        entering = UNPROXIED
+    if entering is ports or (ports is not None and UNPROXIED.first in ports):
+        yield Rule(
+            chain=Chain.PREROUTING,
+            family=place.family,
+            owner=place.owner,
+            protocol=protocol,
+            ports=entering,
+            interface=place.entry,
+            to=place.guest,
+        )
+    for address in place.inside:
+        yield Rule(
+            chain=Chain.OUTPUT,
+            family=place.family,
+            owner=place.owner,
+            protocol=protocol,
+            ports=ports,
+            destination=address,
+            to=place.guest,
+        )
 
 
-def _guards(masquerade: Masquerade, place: _Place) -> Iterator[Rule]:
+def _guards(place: _Place) -> Iterator[Rule]:
     """What keeps from KubeVirt's rules, which may forward everything, what is not declared."""
     guard = Rule(
         chain=Chain.PREROUTING, family=place.family, owner=place.owner, interface=place.entry
     )
-    if not masquerade.proxied:
+    if not place.proxied:
         yield guard
     else:  # the rest of TCP is for the proxy to take
         yield replace(guard, protocol=Protocol.TCP, ports=UNPROXIED)

@@ -158,6 +158,7 @@ OURS = struct.pack("=BBH", INET, 0, 0) + attribute(1, _text(NAME))  # what every
 # -------------------------------------------------------------------------------- chains and maps
 
 
+@lru_cache(MEMORY)
 def _chain(chain: Chain) -> bytes:
     hook = _nested(4, _numbers(HOOKS[chain], PRIORITY[chain]))
     accept = attribute(5, _number(1))

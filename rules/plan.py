@@ -89,12 +89,11 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
                 del stay[one.rule]
         unchanged = tuple(stay.values())
     add, change, remove = _pair(surplus, missing)
-    wanted_chains = {rule.chain for rule in desired.rules}
     return Plan(
         netns=netns,
         table=_table(bool(desired.rules) or bool(unchanged), observed),
         unsound=observed.unsound,
-        chains=tuple(c for c in Chain if c in wanted_chains and c not in observed.chains),
+        chains=_lacking(desired, observed),
         add=add,
         change=change,
         remove=(*remove, *observed.foreign),
@@ -110,6 +109,14 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
         mapped=observed.mapped or {},
         maps=_maps(live, surplus, missing, observed),
     )
+
+
+def _lacking(desired: Desired, observed: Observed) -> tuple[Chain, ...]:
+    """The chains that are wanted and not there."""
+    if all(chain in observed.chains for chain in Chain):
+        return ()
+    wanted = {rule.chain for rule in desired.rules}
+    return tuple(c for c in Chain if c in wanted and c not in observed.chains)
 
 
 def _surplus(live: Lives, desired: Desired, missing: Iterable[Rule]) -> Iterator[Live]:

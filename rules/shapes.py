@@ -29,11 +29,17 @@ class Lives(tuple[Live, ...]):
     def counts(self) -> Counter[Lookup]:
         return count(live.rule for live in self)
 
-    def like(self, rules: Iterable[Rule]) -> frozenset[Rule]:
-        """The same rules, but those that are here as the very objects that are here: then sets of
-        them are compared without a look at what is in them."""
-        here = self.by_rule
-        return frozenset(here[rule].rule if rule in here else rule for rule in rules)
+    def recognise(self, rules: Iterable[Rule]) -> None:
+        """Know these by the very objects that they are: then sets of them are compared without a
+        look at what is in them. What is known so, or was written by us, need not be again."""
+        if not self.recognised:
+            same = {rule: rule for rule in rules}
+            index = {same.get(rule, rule): live for rule, live in self.by_rule.items()}
+            self.__dict__.update(by_rule=index, recognised=True)
+
+    @cached_property
+    def recognised(self) -> bool:
+        return not self
 
     def changed(self, gone: Iterable[Live], new: Iterable[Live]) -> "Lives":
         """After some went and others came."""
@@ -47,7 +53,7 @@ class Lives(tuple[Live, ...]):
             if lookup := live.rule.lookup:
                 counts[lookup] += 1
         made = Lives(index.values())
-        made.__dict__.update(by_rule=index, counts=counts)
+        made.__dict__.update(by_rule=index, counts=counts, recognised=self.recognised)
         return made
 
 

@@ -77,7 +77,8 @@ class Value(metaclass=_Maker):
     def _arranged(cls, given: "tuple[Any, ...]", named: "dict[str, Any]") -> "tuple[Any, ...]":
         fields = cls.__match_args__
         values = cls._defaults | dict(zip(fields, given, strict=False)) | named
-        if len(given) + len(named) > len(fields) or values.keys() != set(fields):
+        twice = not named.keys().isdisjoint(fields[: len(given)])
+        if twice or len(given) > len(fields) or values.keys() != set(fields):
             raise TypeError(f"{cls.__name__} takes {fields}, not {given} and {named}")
         return tuple(values[field] for field in fields)
 

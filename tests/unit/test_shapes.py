@@ -125,11 +125,14 @@ def test_of_two_copies_the_first_is_the_rule() -> None:
 def test_rules_that_are_there_become_the_very_objects() -> None:
     lives = Lives(Live(rule, 0) for rule in many(3))
     wanted = [*many(3)[:2], forward("tcp 7")]
-    alike = lives.like(wanted)
-    assert alike == frozenset(wanted)
-    here = {id(live.rule) for live in lives}
-    assert sum(id(rule) in here for rule in alike) == 2
-    assert not any(id(rule) in here for rule in wanted)
+    before = dict(lives.by_rule)
+    lives.recognise(wanted)
+    assert lives.by_rule == before
+    known = {id(rule) for rule in lives.by_rule}
+    assert [id(rule) in known for rule in wanted] == [True, True, False]
+    after = lives.changed([lives[2]], [Live(wanted[2], 0)])
+    assert {id(rule) for rule in after.by_rule} == {id(rule) for rule in wanted}
+    assert after.recognised
 
 
 def test_after_a_change_it_is_as_if_it_had_been_seen_so() -> None:

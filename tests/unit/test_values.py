@@ -44,7 +44,7 @@ def test_fields_that_are_not_given_have_their_default() -> None:
     [
         pytest.param((), {}, id="nothing"),
         pytest.param(("prerouting", 4), {}, id="too little"),
-        pytest.param(("prerouting", 4, "text", "more"), {}, id="too much"),
+        pytest.param(("prerouting", 4, "text", "a", "b", "c", "more"), {}, id="too much"),
         pytest.param(("prerouting", 4), {"texts": "text"}, id="an unknown name"),
         pytest.param(("prerouting", 4, "text"), {"text": "again"}, id="a field twice"),
     ],
