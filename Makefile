@@ -268,6 +268,7 @@ fi
 if [[ $$root ]]; then root=$$(realpath -m -- "$$root"); fi
 environment=$$prefix/lib/portranger
 command=$$prefix/bin/portranger
+plugin=$$prefix/bin/kubectl-portranger
 unit=$(UNIT_DIR)/portranger.service
 restart=$$unit.d/10-restart.conf
 tmpfiles=$(TMPFILES_DIR)/portranger.conf
@@ -282,7 +283,7 @@ shipped=$$prefix/share/portranger/portranger.toml
 configuration=/etc/portranger/portranger.toml
 manifests=/etc/portranger/manifests.d
 state=/var/lib/portranger
-files=("$$command" "$$unit" "$$restart" "$$tmpfiles" "$$manual" "$${completions[@]}" "$$shipped")
+files=("$$command" "$$plugin" "$$unit" "$$restart" "$$tmpfiles" "$$manual" "$${completions[@]}" "$$shipped")
 edited() { [[ -e $$root$$configuration ]] && ! cmp -s "$$root$$shipped" "$$root$$configuration"; }
 here() { [[ ! $$root && -d /run/systemd/system ]]; }
 take_turns() { exec 9<"$$root$$prefix/lib"; flock 9; }
@@ -338,6 +339,7 @@ put() { install -D -m 644 "$$1" "$$root$$2"; }
 put_files() {
     install -d "$$root$$prefix/bin"
     ln -sfn "$$environment/bin/portranger" "$$root$$command"
+    ln -sfn "$$environment/bin/kubectl-portranger" "$$root$$plugin"
     sed "s|/usr/local/bin/|$$prefix/bin/|" systemd/portranger.service >"$$scratch/unit"
     put "$$scratch/unit" "$$unit"
     if (($$(systemctl --version | sed -n '1s/^systemd \([0-9]*\).*/\1/p') >= 254)); then

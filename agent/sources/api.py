@@ -7,7 +7,6 @@ Every answer has a time limit and a size limit. What goes wrong is one of five f
 
 import http.client
 import json
-import math
 import random
 import socket
 import ssl
@@ -16,9 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from urllib.parse import urlencode
 
-from agent.errors import Failure, NotPermitted, TryAgain
+from agent.sources.answers import Away, Object, away, failure
 from agent.sources.credentials import Credentials
-from rules.problems import printable
 from rules.values import Value
 
 PAGE = 500  # objects; a server that answers from its cache sends all at once
@@ -31,7 +29,6 @@ MOST_LISTED = 256 << 20  # bytes of a page
 MOST_LINE = 16 << 20  # bytes of one event; no object has more than 2 MiB
 MOST_SAID = 64 << 10  # bytes of why something was refused
 MOST_PAGES = 10_000
-LONGEST_RETRY = 120.0  # seconds
 PIECE = 64 << 10
 KEEPALIVE = (  # a server that died without a word is found out in half a minute
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -41,46 +38,10 @@ KEEPALIVE = (  # a server that died without a word is found out in half a minute
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
-TOO_LARGE = "ResourceVersionTooLarge"
-TERMINATING = "NamespaceTerminating"  # no right would help
 DROPPED = (ConnectionResetError, BrokenPipeError, http.client.BadStatusLine, ssl.SSLEOFError)
 
-Object = dict[str, object]
 Trim = Callable[[Object], object]  # of each mapping in an answer, the innermost first
 Query = Mapping[str, str]
-
-
-class Away(TryAgain):
-    """The server cannot be reached, or cannot answer now; in some seconds, if it said so."""
-
-    def __init__(self, what: str, fix: str = "", retry_after: float = 0.0) -> None:
-        super().__init__(what, fix)
-        self.retry_after = retry_after
-
-
-class Gone(TryAgain):
-    """The server has forgotten (or does not know yet) the version that was asked for: list anew."""
-
-
-class Denied(NotPermitted):
-    """The server does not know us, or does not let us."""
-
-    def __init__(self, what: str, fix: str = "", *, verb: str = "", known: bool = True) -> None:
-        super().__init__(what, fix)
-        self.verb = verb  # the right that is missing
-        self.known = known  # False: we could not even say who we are
-
-
-class Missing(Failure):
-    """There is nothing at that path."""
-
-
-class Refused(Failure):
-    """The server understood, and will not: what we sent is wrong, or meets something else."""
-
-    def __init__(self, what: str, code: int) -> None:
-        super().__init__(what)
-        self.code = code
 
 
 class Event(Value):
@@ -190,7 +151,7 @@ class Api:
             text = self._body(response, MOST_LISTED)
             answer = json.loads(text, object_hook=trim)
         except (OSError, http.client.HTTPException) as error:
-            raise self._away(error) from error
+            raise away(str(self), error) from error
         except (ValueError, RecursionError) as error:
             raise Away(f"{self} answered with no JSON") from error
         finally:
@@ -235,7 +196,7 @@ class Api:
                 return self._asked(method, target, content, headers)
         except (OSError, ValueError, http.client.HTTPException) as error:
             self._hang_up()
-            raise self._away(error) from error
+            raise away(str(self), error) from error
 
     def _asked(
         self, method: str, target: str, content: bytes | None, headers: Mapping[str, str]
@@ -317,7 +278,7 @@ class Api:
             raise Away(f"{self} told of an event that is none")
         if kind == "ERROR":
             code = thing.get("code")
-            raise self._failure(code if isinstance(code, int) else 500, thing, "watch")
+            raise failure(str(self), code if isinstance(code, int) else 500, thing, "watch")
         return Event(kind, thing)
 
     def _refuse(self, response: http.client.HTTPResponse, verb: str) -> None:
@@ -326,36 +287,8 @@ class Api:
         except (OSError, ValueError, RecursionError, Away, http.client.HTTPException):
             status = None
         said = status if isinstance(status, dict) else {}
-        retry = _seconds(response.headers.get("Retry-After"))
-        raise self._failure(response.status, said, verb, retry)
-
-    def _failure(self, code: int, status: Object, verb: str, retry: float = 0.0) -> Failure:
-        """What an answer other than the wanted one amounts to."""
-        words = printable(str(status.get("message") or f"HTTP {code}"), 600)
-        if code == 410 or _says(status, TOO_LARGE):
-            return Gone(f"{self}: {words}")
-        if code == 401:
-            fix = "Check the token or the certificate"
-            return Denied(f"{self} does not know us", fix, verb=verb, known=False)
-        if code == 403 and not _says(status, TERMINATING):
-            return Denied(f"{self}: {words}", verb=verb)
-        if code == 404:
-            return Missing(f"{self}: {words}")
-        if code == 429 or code >= 500:
-            return Away(f"{self} cannot answer now: {words}", retry_after=retry)
-        return Refused(f"{self}: {words}", code)
-
-    def _away(self, error: Exception) -> Away:
-        file = getattr(error, "filename", None)
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        if isinstance(error, http.client.HTTPException):
-            why = f"it breaks off ({type(error).__name__})"
-        elif isinstance(error, TimeoutError):
-            why = str(error) if "end" in str(error) else "it does not answer in time"
-        elif file or not isinstance(error, OSError):  # a token, a certificate
-            words = f"{file}: {why}" if file else why
-            return Away(f"{self} cannot be asked: {printable(str(words), 300)}")
-        return Away(f"{self} cannot be reached: {printable(str(why), 300)}")
+        retry = response.headers.get("Retry-After")
+        raise failure(str(self), response.status, said, verb, retry)
 
     # ---------------------------------------------------------------------------- connections
 
@@ -404,20 +337,3 @@ class _Connection(http.client.HTTPConnection):
         if self._ours is not None:
             with suppress(OSError):  # it is closed already
                 socket.socket.shutdown(self._ours, socket.SHUT_RDWR)
-
-
-def _says(status: Object, reason: str) -> bool:
-    details = status.get("details")
-    causes = details.get("causes") if isinstance(details, dict) else None
-    return isinstance(causes, list) and any(
-        isinstance(cause, dict) and cause.get("reason") == reason for cause in causes
-    )
-
-
-def _seconds(text: str | None) -> float:
-    """Of a Retry-After; its other form, a date, is not used here."""
-    try:
-        seconds = float(text or 0)
-    except ValueError:
-        return 0.0
-    return min(seconds, LONGEST_RETRY) if math.isfinite(seconds) and seconds > 0 else 0.0

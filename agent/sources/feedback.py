@@ -15,7 +15,8 @@ from threading import Event, Thread
 
 from agent.backoff import Backoff
 from agent.errors import Failure
-from agent.sources.api import Api, Away, Denied, Missing, Refused
+from agent.sources.answers import Away, Denied, Missing, Refused
+from agent.sources.api import Api
 from agent.sources.vmis import Reference
 from rules.values import Value, replace
 

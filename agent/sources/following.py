@@ -16,7 +16,8 @@ from agent.backoff import Backoff
 from agent.errors import Failure
 from agent.log import timestamp
 from agent.sources import api
-from agent.sources.api import Api, Away, Denied, Gone, Missing
+from agent.sources.answers import Away, Denied, Gone, Missing
+from agent.sources.api import Api
 from agent.sources.vmis import NODE, PATH, TARGET, Vmi, heard, trimmed
 from rules.values import Value, replace
 

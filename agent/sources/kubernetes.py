@@ -17,12 +17,12 @@ from agent.sources.api import Api
 from agent.sources.credentials import Credentials
 from agent.sources.feedback import NORMAL, WARNING, Feedback
 from agent.sources.following import Shared, Trouble, followed
+from agent.sources.granting import grant
 from agent.sources.kubeconfig import load
 from agent.sources.meaning import Enough, Meaning, Progress, Tiding
 from agent.sources.settled import settle
 from agent.sources.store import Store
 from agent.sources.vmis import (
-    KIND,
     POD,
     Object,
     Place,
@@ -74,13 +74,13 @@ class Cluster:
         self._known: dict[str, _Known] = {}
         self._good: dict[str, Object] = {}  # what each said when it was last understood
         self._meanings: dict[str, tuple[Machine, ...]] = {}
-        self._holders: dict[str, str] = {}  # of each pod, the instance that has it
+        self._holders: Mapping[str, str] = {}  # of each pod, the instance that has it
         self._stored: dict[str, tuple[Object, Object, tuple[str, ...]]] = {}  # what made the texts
         self._strange: set[str] = set()  # namespaces of what another source had stored
         for label, text in sorted(self._texts.items()):
             self._recall(label, text)
             beat()
-        self.references: Mapping[str, Reference] = {}
+        self._placed: dict[tuple[str, str], tuple[Machine, Place, Machine]] = {}
         self.meaning = Meaning(unreadable="it was not read yet")
         self._anew = False  # whether all is to be read again
         self._looked = False
@@ -139,7 +139,6 @@ class Cluster:
                 if label not in seen or vmi.newer(seen[label]):
                     seen[label] = vmi
         self._look(seen, beat)
-        self.references = {label: known.vmi.reference for label, known in self._known.items()}
         self.meaning = self._settled(_told(troubles))
         if not listed and not troubles:
             unreadable = f"the instances of node {self._node} were not listed yet"
@@ -186,10 +185,15 @@ class Cluster:
 
     def tell(self, machine: str, tiding: Tiding, message: str) -> None:
         """As an event on the instance."""
-        reference = self.references.get(machine)
-        if reference is not None:
-            good = tiding in (Tiding.APPLIED, Tiding.REPAIRED)
-            self._feedback.say(reference, NORMAL if good else WARNING, tiding.value, message)
+        known = self._known.get(machine)
+        if known is not None:
+            kind = NORMAL if tiding in (Tiding.APPLIED, Tiding.REPAIRED) else WARNING
+            self._feedback.say(known.vmi.reference, kind, tiding.value, message)
+
+    @property
+    def references(self) -> dict[str, Reference]:
+        """The instances, by the names of their machines."""
+        return {label: known.vmi.reference for label, known in self._known.items()}
 
     def traffic(self) -> dict[str, int]:
         """With the API server."""
@@ -244,7 +248,7 @@ class Cluster:
             self._recalled[label] = vmi
             self._known[label] = known
             self._good[label], self._meanings[label] = known.document, known.says
-            self._holders |= dict.fromkeys(known.place.pods, label)
+            self._holders = {**self._holders, **dict.fromkeys(known.place.pods, label)}
 
     def _look(self, seen: Mapping[str, Vmi], beat: Progress) -> None:
         before, self._known = self._known, {}
@@ -253,7 +257,7 @@ class Cluster:
             known = before.get(label)
             same = known is not None and (known.vmi.uid, known.vmi.text) == (vmi.uid, vmi.text)
             if known is not None and same and not anew:
-                self._known[label] = replace(known, vmi=vmi)
+                self._known[label] = known if known.vmi is vmi else replace(known, vmi=vmi)
                 continue
             if known is not None and known.vmi.uid != vmi.uid:  # another of the same name
                 self._forget(label)
@@ -291,18 +295,14 @@ class Cluster:
             for label, machines in settled.meanings.items()
             if label not in settled.held or label in self._meanings
         }
-        quarrels, contested = self._granted()
+        granted = grant({label: one.place.pods for label, one in known.items()}, self._holders)
+        self._holders = granted.holders
         return Meaning(
-            machines=tuple(
-                placed(machine, known[label].place, pod)
-                for label, machines in sorted(self._meanings.items())
-                for pod in self._pods(label)
-                for machine in machines
-            ),
+            machines=self._everywhere(),
             problems=(
                 *(problem for one in known.values() for problem in one.problems),
                 *settled.problems,
-                *quarrels,
+                *granted.problems,
             ),
             skipped=tuple(
                 f"{label}: {odd} in status.activePods is no pod"
@@ -312,33 +312,26 @@ class Cluster:
             held=held,
             count=len(known),
             unreadable=unreadable,
-            contested=contested,
+            contested=granted.contested,
         )
+
+    def _everywhere(self) -> tuple[Machine, ...]:
+        """Every machine in each of its pods; what did not change is the very same."""
+        before, self._placed = self._placed, {}
+        for label, machines in sorted(self._meanings.items()):
+            where = self._known[label].place
+            for machine in machines:
+                for pod in self._pods(label):
+                    known = before.get((label, pod))
+                    if known is None or known[0] is not machine or known[1] is not where:
+                        known = machine, where, placed(machine, where, pod)
+                    self._placed[label, pod] = known
+        return tuple(known[2] for known in self._placed.values())
 
     def _pods(self, label: str) -> tuple[str, ...]:
         """The pods on this node that are an instance's, and nobody else's."""
         pods = self._known[label].place.pods
         return tuple(pod for pod in pods if self._holders.get(pod) == label)
-
-    def _granted(self) -> tuple[list[Problem], dict[str, str]]:
-        """Give each pod to the instance that names it. KubeVirt writes that down, but does not keep
-        others from doing so: where two name the same pod it stays with whoever had it."""
-        named: dict[str, list[str]] = {}
-        for label, known in self._known.items():
-            for pod in known.place.pods:
-                named.setdefault(pod, []).append(label)
-        problems: list[Problem] = []
-        contested: dict[str, str] = {}
-        before, self._holders = self._holders, {}
-        for pod, labels in sorted(named.items()):
-            holder = before.get(pod) if len(labels) > 1 else labels[0]
-            if holder in labels:
-                self._holders[pod] = holder
-            refused = [_contested(label, pod, labels) for label in labels if label != holder]
-            if holder not in labels:
-                contested[f"{POD}{pod}"] = str(refused[0])
-            problems += refused
-        return problems, contested
 
 
 def connected(config: Kubernetes, store: Store, beat: Progress) -> Cluster:
@@ -354,14 +347,3 @@ def _told(troubles: Iterable[Trouble]) -> str:
     for one in troubles:
         since[one.why] = min(one.since, since.get(one.why, one.since))
     return "; ".join(str(Trouble(began, why)) for why, began in sorted(since.items()))
-
-
-def _contested(label: str, pod: str, labels: Iterable[str]) -> Problem:
-    others = ", ".join(other for other in labels if other != label)
-    return Problem(
-        code="pod-claimed-twice",
-        path=("status", "activePods", pod),
-        what=f"is a pod that {others} names as well",
-        fix=f"Find out who wrote it there: a pod belongs to one {KIND}.",
-        file=label,
-    )

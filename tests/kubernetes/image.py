@@ -1,13 +1,15 @@
 """The image that the Containerfile makes, on a Debian that debootstrap made: no registry is needed.
 
-Podman works in a mount namespace of its own, with its storage in memory. So nothing of it is left
-behind, and the user's own images and containers are never seen.
+Podman works on a node of its own: with mounts that nobody else has, storage in memory, and processes
+of which the first takes all others with it. So nothing of it is left behind, and the user's own images
+and containers are never seen.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import json
 import os
 import shlex
 import shutil
@@ -15,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,6 +40,8 @@ if [ "$(stat -f -c %T /sys/fs/cgroup)" != cgroup2fs ]; then
     mount -t cgroup2 cgroup2 /sys/fs/cgroup
 fi
 mount -t tmpfs -o mode=700 tmpfs "$1"
+mkdir "$1/hooks"
+echo "$2" >"$1/hooks/shared.json"
 echo holding
 read -r _ || true
 """
@@ -45,11 +49,20 @@ LEFT_OUT = (  # as Debian's own slim images do
     *("dev", "proc", "sys", "var/cache/apt", "var/lib/apt/lists"),
     *("usr/share/doc", "usr/share/locale", "usr/share/man"),
 )
+# Without cgroups, podman refuses to let a container see other processes. This edits what the runtime
+# is told: it makes no namespace for the processes of containers that ask for that.
+SHARED = "portranger.tests.shared"
+HOOK = {
+    "version": "1.0.0",
+    "hook": {"path": "/bin/sed", "args": ["sed", "-E", r's/\{"type":"pid"\},?//']},
+    "when": {"annotations": {f"^{SHARED}$": "true"}},
+    "stages": ["precreate"],
+}
 UNLIMITED = ("--cgroups=disabled", "--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096")
 
 
 class Podman:
-    """Its commands, in storage that goes with it."""
+    """Its commands, on a node that goes with it."""
 
     def __init__(self, folder: Path, holder: int) -> None:
         self._folder, self._holder = folder, holder
@@ -62,11 +75,14 @@ class Podman:
     def command(self, *words: str) -> list[str]:
         places = [f"--{name}={self._folder / name}" for name in ("root", "runroot", "tmpdir")]
         always = ("--cgroup-manager=cgroupfs", "--events-backend=none", "--storage-driver=overlay")
-        return [*self.entering(), "podman", *places, *always, *words]
+        hooks = f"--hooks-dir={self._folder / 'hooks'}"
+        return [*self.on_node("podman"), *places, *always, hooks, *words]
 
-    def entering(self) -> list[str]:
-        """What comes before a command that is to see the files of images."""
-        return ["nsenter", f"--mount=/proc/{self._holder}/ns/mnt"]
+    def on_node(self, *words: str) -> list[str]:
+        """The command, as one that runs there."""
+        spaces = f"/proc/{self._holder}/ns"
+        enter = ("nsenter", f"--mount={spaces}/mnt", f"--pid={spaces}/pid_for_children")
+        return [*enter, *words]
 
     def take(self, tree: Path, name: str) -> None:
         """Make an image of a directory."""
@@ -88,30 +104,21 @@ class Podman:
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
         return self("image", "inspect", "--format={{.Id}}", name).strip()
 
-    def mounted(self, name: str) -> Path:
-        """Where the files of an image are, to what is `entering`."""
-        return Path(self("image", "mount", name).strip())
-
     @contextmanager
     def running(self, *words: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
         """A container that runs until the block ends; what it says goes into the log."""
-        pid = log.with_suffix(".pid")
-        command = self.command("run", "--rm", *UNLIMITED, f"--pidfile={pid}", *words)
+        name = unused_name()
+        command = self.command("run", "--rm", f"--name={name}", *UNLIMITED, *words)
         with log.open("wb") as output:
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
         try:
             yield child
+            self("stop", "--ignore", name)
         finally:
-            child.terminate()  # which it passes on to the container
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(PATIENCE / 6)
-            if child.poll() is None:
-                if pid.exists():
-                    os.kill(int(pid.read_text()), 9)
-                child.kill()
-                child.wait(PATIENCE)
+            self("rm", "--force", "--ignore", "--time=0", name)
+            child.wait(PATIENCE)
 
 
 @contextmanager
@@ -122,7 +129,15 @@ def podman() -> Iterator[Podman]:
     with TemporaryDirectory(prefix="portranger-") as name:
         folder = Path(name)
         pipe = subprocess.PIPE
-        words = ("unshare", "--mount", "--propagation=slave", "sh", "-c", HOLD, "sh", name)
+        apart = (
+            "unshare",
+            "--mount-proc",
+            "--propagation=slave",
+            "--pid",
+            "--fork",
+            "--kill-child",
+        )
+        words = (*apart, "sh", "-c", HOLD, "sh", name, json.dumps(HOOK))
         with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as holder:
             assert holder.stdout is not None
             try:
@@ -183,11 +198,15 @@ def options(spec: Json, places: Mapping[str, Path], *, without: str = "") -> lis
     [container] = spec["containers"]
     security = container["securityContext"]
     assert security["seccompProfile"] == {"type": "RuntimeDefault"}
-    words = ["--pid=host"] if spec.get("hostPID") else []
+    words = [f"--annotation={SHARED}=true"] if spec.get("hostPID") else []
     words += ["--privileged"] if security.get("privileged") else []
     words += ["--read-only", "--read-only-tmpfs=false"] * security["readOnlyRootFilesystem"]
     words += ["--security-opt=no-new-privileges"] * (not security["allowPrivilegeEscalation"])
     words += [f"--user={security['runAsUser']}:{security['runAsGroup']}"]
+    words += [
+        f"--env={one['name']}={FIELDS[one['valueFrom']['fieldRef']['fieldPath']]}"
+        for one in container.get("env", ())
+    ]
     words += [f"--cap-drop={name}" for name in security["capabilities"]["drop"]]
     words += [f"--cap-add={name}" for name in security["capabilities"]["add"] if name != without]
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
@@ -200,4 +219,6 @@ def options(spec: Json, places: Mapping[str, Path], *, without: str = "") -> lis
     return words
 
 
+NODE = "node-of-the-image"
+FIELDS = {"spec.nodeName": NODE}
 NODE_ITSELF = {path: Path(path) for path in ("/proc/sys/net", "/run/netns")}

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from agent.errors import Failure, TryAgain
-from agent.sources.api import Api, Away, Denied, Listed
+from agent.sources.answers import Away, Denied
+from agent.sources.api import Api, Listed
 from agent.sources.credentials import Credentials, in_cluster
 from agent.sources.kubeconfig import load
 from tests.kubernetes.cluster import KUBEVIRT, LOOPBACK, VMIS, Cluster

@@ -1,21 +1,41 @@
-"""The image is small, the same however often it is built, and serves with what the DaemonSet lets it
-have: with less of it, it does not."""
+"""The image is small, the same however often it is built, and serves with what the DaemonSet lets
+it have: with less of it, it does not."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
 from agent.kernel import sysctl
 from agent.kernel.netns import inside, opened
+from agent.sources.credentials import SERVICE_ACCOUNT
 from tests.daemon.running import Running, comes_to_forward
 from tests.kubernetes import assets
-from tests.kubernetes.image import BASE, UNLIMITED, Podman, built_twice, options, podman
+from tests.kubernetes.agents import comes_to_say
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.image import (
+    BASE,
+    NODE,
+    NODE_ITSELF,
+    UNLIMITED,
+    Podman,
+    built_twice,
+    options,
+    podman,
+)
+from tests.kubernetes.instances import Machines, instance, pod_uid
+from tests.launcher import LAUNCHERS, SOCKET, SOCKETS, cgroups
 from tests.spaces import PATIENCE, ROOT, ip, manifest, nft, pod, run, space, within
 
 Json = Any
@@ -98,26 +118,25 @@ def test_nothing_is_compiled_when_it_starts(image: Podman) -> None:
 
 
 class Deployed:
-    """A node of ours, on which the pod of an overlay is run."""
+    """A node of ours, on which the pod of rendered manifests is run."""
 
     def __init__(self, podman: Podman, documents: list[Json], folder: Path, home: str) -> None:
-        self._podman, self._folder, self.home = podman, folder, home
+        self.podman, self._folder, self.home = podman, folder, home
         self.spec = next(
             one["spec"]["template"]["spec"] for one in documents if one["kind"] == "DaemonSet"
         )
+        self.given: tuple[str, ...] = ()  # what else the kubelet gives to every pod
+        self.places = {
+            one["name"]: folder / one["name"]
+            for one in self.spec["volumes"]
+            if one.get("hostPath", {}).get("path") not in NODE_ITSELF
+        }
+        for place in self.places.values():
+            place.mkdir()
         files = {one["metadata"]["name"]: one["data"] for one in documents if "data" in one}
-        self.places = {}
-        for volume in self.spec["volumes"]:
-            self.places[volume["name"]] = folder / volume["name"]
-            if "configMap" in volume:
-                self._write(volume["name"], files[volume["configMap"]["name"]])
-        for own in ("settings", "namespaces"):
-            self.places.pop(own, None)
-
-    def _write(self, volume: str, files: dict[str, str]) -> None:
-        for name, text in files.items():
-            self.places[volume].mkdir(exist_ok=True)
-            (self.places[volume] / name).write_text(text)
+        for one in self.spec["volumes"]:
+            for name, text in files.get(one.get("configMap", {}).get("name"), {}).items():
+                (self.places[one["name"]] / name).write_text(text)
 
     def manifest(self, netns: str, ports: str) -> None:
         """Let there be this manifest, and no other."""
@@ -125,74 +144,169 @@ class Deployed:
 
     @contextmanager
     def running(self, *, without: str = "") -> Iterator[Running]:
-        for place in self.places.values():
-            place.mkdir(exist_ok=True)
+        """Without that capability."""
         log = self._folder / "log"
-        words = options(self.spec, self.places, without=without)
-        [container] = self.spec["containers"]
+        words = (*options(self.spec, self.places, without=without), *self.given)
         network = f"--network=ns:/run/netns/{self.home}"
-        with self._podman.running(*words, network, IMAGE, *container["args"], log=log) as child:
+        args = self.spec["containers"][0]["args"]
+        with self.podman.running(*words, network, IMAGE, *args, log=log) as child:
             yield Running(child, self.home, log)
-
-
-@contextmanager
-def forwarding(netns: str) -> Iterator[None]:
-    """With the settings made already that the agent would have to make."""
-    names = ("ipv4.ip_forward", "ipv6.conf.all.forwarding", "ipv4.conf.k6t-eth0.route_localnet")
-    with opened(netns) as descriptor, inside(descriptor, netns):
-        for name in names:
-            sysctl.write(f"net.{name}", "1")
-    yield
 
 
 @pytest.fixture
 def home() -> Iterator[str]:
+    """The network of the agent's pod."""
     with space() as name:
         ip(name, "link set lo up")
         yield name
 
 
 @pytest.fixture
-def deployed(image: Podman, tmp_path: Path, home: str) -> Deployed:
-    """On a node without KubeVirt."""
+def blue() -> Iterator[str]:
+    """A namespace to forward in, with the settings for it."""
+    names = ("ipv4.ip_forward", "ipv6.conf.all.forwarding", "ipv4.conf.k6t-eth0.route_localnet")
+    with pod() as netns:
+        with opened(netns) as descriptor, inside(descriptor, netns):
+            for name in names:
+                sysctl.write(f"net.{name}", "1")
+        yield netns
+
+
+# ------------------------------------------------------------------------------ without KubeVirt
+
+
+@pytest.fixture
+def bare(image: Podman, tmp_path: Path, home: str) -> Deployed:
     return Deployed(image, rendered("kubernetes/overlays/files"), tmp_path, home)
 
 
-def test_it_forwards_and_repairs_without_kubevirt(deployed: Deployed) -> None:
-    with pod() as netns, forwarding(netns):
-        deployed.manifest(netns, "1000-2000")
-        with deployed.running() as agent:
-            assert agent.says("ready"), agent.log.read_text()
-            assert comes_to_forward(netns, "tcp 1000-2000")
-            nft(netns, "flush ruleset")
-            assert agent.says("drift repaired", process="nft")
-            assert agent.get("/readyz")[0] == 200
-        assert agent.process.poll() == 0
-        assert comes_to_forward(netns, "tcp 1000-2000")
+def test_it_forwards_and_repairs_in_named_namespaces(bare: Deployed, blue: str) -> None:
+    bare.manifest(blue, "1000-2000")
+    with bare.running() as agent:
+        assert comes_to_forward(blue, "tcp 1000-2000"), agent.log.read_text()
+        nft(blue, "flush ruleset")
+        assert agent.says("drift repaired", process="nft"), agent.log.read_text()
+        assert agent.get("/readyz")[0] == HTTPStatus.OK
+    assert agent.process.poll() == 0
+    assert comes_to_forward(blue, "tcp 1000-2000")
 
 
-def test_a_namespace_that_comes_later_is_seen(deployed: Deployed) -> None:
-    deployed.manifest("later", "22")
-    with deployed.running() as agent:
-        assert agent.says("ready")
-        with pod() as netns, forwarding(netns):
-            deployed.manifest(netns, "22")
-            assert comes_to_forward(netns, "tcp 22")
+def test_a_namespace_that_is_made_later_is_seen(bare: Deployed) -> None:
+    with bare.running() as agent:
+        assert agent.says("ready"), agent.log.read_text()
+        with pod() as netns:
+            bare.manifest(netns, "22")
+            assert agent.says("in sync", netns=netns), agent.log.read_text()
 
 
-def test_it_makes_the_settings_that_forwarding_needs(deployed: Deployed) -> None:
+def test_it_makes_the_settings_that_forwarding_needs(bare: Deployed) -> None:
     """Although a container has /proc/sys read-only."""
     with pod() as netns:
-        deployed.manifest(netns, "22")
-        with deployed.running() as agent:
-            assert agent.is_in("in sync", netns), agent.log.read_text()
+        bare.manifest(netns, "22")
+        with bare.running() as agent:
+            assert agent.says("in sync", netns=netns), agent.log.read_text()
         assert within(netns, "cat", "/proc/sys/net/ipv4/ip_forward") == "1\n"
 
 
-@pytest.mark.parametrize("missing", ["SYS_ADMIN", "NET_ADMIN", "NET_BROADCAST"])
-def test_without_one_of_its_capabilities_it_does_not_even_start(
-    deployed: Deployed, missing: str
-) -> None:
-    with deployed.running(without=missing) as agent:
+@pytest.mark.parametrize("capability", ["SYS_ADMIN", "NET_ADMIN", "NET_BROADCAST"])
+def test_it_needs_each_of_its_capabilities(bare: Deployed, capability: str) -> None:
+    added = bare.spec["containers"][0]["securityContext"]["capabilities"]["add"]
+    assert sorted(added) == ["NET_ADMIN", "NET_BROADCAST", "SYS_ADMIN"]
+    with bare.running(without=capability) as agent:
         assert agent.process.wait(PATIENCE) == 77
-    assert f"CAP_{missing}" in agent.log.read_text()
+    assert f"CAP_{capability}" in agent.log.read_text()
+
+
+# --------------------------------------------------------------------------------- with KubeVirt
+
+
+@pytest.fixture
+def account(cluster: Cluster) -> Iterator[str]:
+    """The token of the agent's account, which may do what the manifests let it."""
+    token = cluster.issue_token("portranger", "portranger")
+    cluster.grant("portranger")
+    cluster.kubectl("apply", "-f", str(ROOT / "kubernetes/base/rbac.yaml"), "-n", "portranger")
+    try:
+        yield token
+    finally:
+        ours = ("-l", "app.kubernetes.io/name=portranger")
+        cluster.kubectl("delete", "clusterroles,clusterrolebindings", *ours)
+
+
+@pytest.fixture
+def served(
+    image: Podman, cluster: Cluster, account: str, tmp_path: Path, home: str
+) -> Iterator[Deployed]:
+    """A node whose pods have what the kubelet gives to them."""
+    made = Deployed(image, rendered("kubernetes"), tmp_path, home)
+    files = {"token": account, "ca.crt": cluster.ca.read_text(), "namespace": "portranger"}
+    (tmp_path / "account").mkdir()
+    for name, text in files.items():
+        (tmp_path / "account" / name).write_text(text)
+    server = urlsplit(cluster.server)
+    made.given = (
+        f"--volume={tmp_path / 'account'}:{SERVICE_ACCOUNT}:ro",
+        f"--env=KUBERNETES_SERVICE_HOST={server.hostname}",
+        f"--env=KUBERNETES_SERVICE_PORT={server.port}",
+    )
+    with cluster.reachable_from(home):
+        yield made
+
+
+@contextmanager
+def launched(served: Deployed, netns: str) -> Iterator[str]:
+    """The UID of a pod in that namespace; its launcher is another user's, as KubeVirt's are."""
+    uid = pod_uid()
+    folder = served.places["pods"] / uid / SOCKETS
+    folder.mkdir(parents=True)
+    words = served.podman.on_node(sys.executable, "-ISc", LAUNCHERS)
+    pipe = subprocess.PIPE
+    with (
+        cgroups() as top,
+        subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps([[uid, str(folder), netns, "accepts"]]) + "\n")
+        process.stdin.flush()
+        pid = process.stdout.readline().removeprefix(uid).strip()
+        group = top / f"kubepods-burstable-pod{uid.replace('-', '_')}.slice"
+        group.mkdir()
+        there = f"/sys/fs/cgroup/{group.relative_to(top.parent)}/cgroup.procs"
+        run(*served.podman.on_node("sh", "-c", f"echo {pid} >{there}"))
+        os.chown(folder / SOCKET, 107, 107)
+        (folder / SOCKET).chmod(0o755)
+        yield uid
+        process.communicate(timeout=PATIENCE)
+
+
+@pytest.fixture
+def machines(cluster: Cluster, namespace: str) -> Machines:
+    return Machines(cluster, namespace)
+
+
+def test_it_serves_the_machines_of_its_node(
+    served: Deployed, machines: Machines, blue: str
+) -> None:
+    with launched(served, blue) as uid, served.running() as agent:
+        machines.make(instance("vm", NODE, "1000-2000", pods={uid: NODE}))
+        assert comes_to_forward(blue, "tcp 1000-2000"), agent.log.read_text()
+        assert comes_to_say(machines, "vm", "PortsApplied", "tcp 1000-2000")
+        machines.annotate("vm", port_ranges="3000")
+        assert comes_to_forward(blue, "tcp 3000")
+        nft(blue, "flush ruleset")
+        assert agent.says("drift repaired", process="nft"), agent.log.read_text()
+        assert agent.get("/readyz")[0] == HTTPStatus.OK
+    assert comes_to_forward(blue, "tcp 3000")
+
+
+@pytest.mark.parametrize("capability", ["SYS_PTRACE", "DAC_OVERRIDE"])
+def test_it_needs_what_leads_to_a_pod(
+    served: Deployed, machines: Machines, blue: str, capability: str
+) -> None:
+    with launched(served, blue) as uid, served.running(without=capability) as agent:
+        machines.make(instance("vm", NODE, "22", pods={uid: NODE}))
+        assert agent.says("failing", netns=f"pod:{uid}"), agent.log.read_text()
+    [told] = agent.said("failing", netns=f"pod:{uid}")
+    assert f"CAP_{capability}" in told["why"]
+    assert comes_to_forward(blue)

@@ -13,7 +13,8 @@ import pytest
 
 from agent.errors import Failure
 from agent.sources import api
-from agent.sources.api import Api, Away, Denied, Gone, Listed, Missing, Refused
+from agent.sources.answers import Away, Denied, Gone, Missing, Refused
+from agent.sources.api import Api, Listed
 from agent.sources.credentials import Credentials, Material, Plain, endpoint
 from tests.answering import (
     Answer,

@@ -20,7 +20,7 @@ from agent.sources.kubernetes import Cluster
 from agent.sources.store import Store
 from agent.sources.vmis import NODE, TARGET
 from tests.answering import PATIENCE, Answer, Answering, Handler, answering, line, refused, said
-from tests.spaces import eventually
+from tests.spaces import eventually, manifest
 
 Json = Any
 NAME = "VirtualMachineInstance/ns/web"
@@ -303,3 +303,37 @@ def test_waits_grow_and_are_never_longer_than_half_a_minute() -> None:
         assert 0 <= wait <= 30
         longest = max(longest, wait)
     assert longest > 5  # one of the last twelve, which are up to half a minute each
+
+
+# --------------------------------------------------------------------- what others have stored
+
+
+def test_what_another_source_stored_is_let_go_of(script: Script, tmp_path: Path) -> None:
+    """Somebody has changed `source` from files to kubernetes."""
+    store = Store(str(tmp_path), print)
+    assert store.keep("/etc/a.yaml", manifest("blue", "22"))
+    credentials = Credentials(endpoint(script.server.url), Plain())
+    source = Cluster(credentials, "n1", Store(str(tmp_path), print))
+    try:
+        assert source.namespaces == {"blue"}
+        assert source.look().machines == ()
+        source.remember()
+        assert Store(str(tmp_path), print).load() == {}
+    finally:
+        source.close()
+
+
+def test_on_request_everything_is_read_again(script: Script, tmp_path: Path) -> None:
+    script.lists[NODE] = [vmi(1, f"vm-{number}") for number in range(5)]
+    credentials = Credentials(endpoint(script.server.url), Plain())
+    source = Cluster(credentials, "n1", Store(str(tmp_path), print))
+    beats: list[None] = []
+    try:
+        for renew, expected in ((False, 5), (False, 0), (True, 5), (False, 0)):
+            if renew:
+                source.renew()
+            beats.clear()
+            source.look(lambda: beats.append(None))
+            assert len(beats) == expected
+    finally:
+        source.close()

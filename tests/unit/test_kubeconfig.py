@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from agent.errors import BadConfiguration
-from agent.sources.api import Api, Away
+from agent.sources.answers import Away
+from agent.sources.api import Api
 from agent.sources.credentials import Chain, Credentials, Endpoint, Material, Plain, endpoint
 from agent.sources.kubeconfig import load
 from tests.answering import Authority, answering, said

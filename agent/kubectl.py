@@ -1,0 +1,112 @@
+"""The command `kubectl-portranger`, which kubectl finds in PATH when it is told `portranger`: for
+users with a kubeconfig, who are neither root nor on a node. On argparse: click has its one place,
+and this is a command line of its own."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NoReturn
+
+from agent.commands.explain import _address, _protocol_and_port
+from agent.commands.instance import explain, fetched, plan
+from agent.commands.instance_status import status
+from agent.console import this_process
+from agent.entry import guarded
+from agent.errors import Failure, Usage
+from agent.sources.api import Api
+from agent.sources.kubeconfig import load
+from rules.manifests.metadata import is_subdomain
+
+IN_A_POD = "KUBERNETES_SERVICE_HOST"
+EPILOG = (
+    "Exit codes: 0 done, 1 failed, 64 usage, 65 bad ranges, 75 try again, 77 not permitted, "
+    "78 bad kubeconfig."
+)
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    sys.exit(guarded(lambda: run(sys.argv[1:], os.environ)))
+
+
+def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run one command and return its exit code."""
+    try:
+        return _answered(_parser().parse_args(arguments), environ)
+    except SystemExit as end:  # of --help
+        return int(end.code or 0)
+    except KeyboardInterrupt:
+        raise Failure("interrupted") from None
+
+
+def _answered(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    console = this_process()
+    credentials = load(options.kubeconfig, _outside(environ), context=options.context)
+    for warning in credentials.warnings:
+        console.warn(f"portranger: {warning}")
+    with closing(Api(credentials)) as api:
+        namespace = options.namespace or credentials.namespace
+        found = fetched(api, namespace, options.name, console)
+        if options.command == "plan":
+            return plan(found, console, output=options.output)
+        if options.command == "explain":
+            return explain(found, console, options.what, options.source)
+        return status(api, found, console, output=options.output, now=time.time())
+
+
+def _outside(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """In a pod a kubeconfig counts before the pod's own account, as it does for kubectl."""
+    known = environ.get("KUBECONFIG") or Path(environ.get("HOME", ""), ".kube/config").exists()
+    return {key: value for key, value in environ.items() if key != IN_A_POD or not known}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Usage(message, f"See `{self.prog} --help`")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="kubectl portranger",
+        description="The port ranges of your virtual machines, and what became of them.",
+        epilog=EPILOG,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, description in (
+        ("plan", "Show what an agent would forward for it, or everything that is wrong with it."),
+        ("status", "Show where it runs, what it declares, and what the agents have said of that."),
+        ("explain", "Say what becomes of a new flow to one of its ports."),
+    ):
+        command = commands.add_parser(
+            name, help=description, description=description, epilog=EPILOG, allow_abbrev=False
+        )
+        _add_arguments(command, name)
+    return parser
+
+
+def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
+    add = command.add_argument
+    add("name", metavar="VMI", type=_name, help="an instance, or a VirtualMachine that has none")
+    if name == "explain":
+        add("what", metavar="PROTO/PORT", type=_protocol_and_port, help="such as tcp/8080")
+        add("--from", dest="source", metavar="ADDR", type=_address, help="who sends")
+    else:
+        add("-o", "--output", choices=("text", "json"), default="text")
+    add("-n", "--namespace", metavar="NS", type=_name, help="without it, the context's own")
+    add("--context", default="", metavar="NAME", help="without it, the current one")
+    add("--kubeconfig", default="", metavar="FILE", help="without it, found as kubectl does")
+
+
+def _name(text: str) -> str:
+    if not is_subdomain(text):
+        raise Usage(f"{text!r} is not a name in Kubernetes", "Write one as `kubectl get` lists it")
+    return text
+
+
+if __name__ == "__main__":
+    main()
