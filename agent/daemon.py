@@ -248,6 +248,7 @@ class Daemon:
 
     def _take(self, meaning: Meaning) -> None:
         """Make what the manifests say now what is wanted."""
+        self._pods.instances = meaning.instances
         self._keeper.want(
             meaning.machines,
             unclaimed_stay=bool(meaning.unknown),

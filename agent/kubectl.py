@@ -45,7 +45,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _answered(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     console = this_process()
-    credentials = load(options.kubeconfig, _outside(environ), context=options.context)
+    credentials = load(options.kubeconfig, outside(environ), context=options.context)
     for warning in credentials.warnings:
         console.warn(f"portranger: {warning}")
     with closing(Api(credentials)) as api:
@@ -58,7 +58,7 @@ def _answered(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return status(api, found, console, output=options.output, now=time.time())
 
 
-def _outside(environ: Mapping[str, str]) -> Mapping[str, str]:
+def outside(environ: Mapping[str, str]) -> Mapping[str, str]:
     """In a pod a kubeconfig counts before the pod's own account, as it does for kubectl."""
     known = environ.get("KUBECONFIG") or Path(environ.get("HOME", ""), ".kube/config").exists()
     return {key: value for key, value in environ.items() if key != IN_A_POD or not known}

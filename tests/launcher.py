@@ -132,7 +132,7 @@ class Node:
         """Show a process, as one of that cgroup."""
         place = self.place(pid)
         place.mkdir()
-        for name in ("stat", "environ", "ns"):
+        for name in ("stat", "environ", "cmdline", "ns"):
             (place / name).symlink_to(f"/proc/{pid}/{name}")
         (place / "cgroup").write_text(cgroup)
 
@@ -152,13 +152,14 @@ def cgroup_of(uid: str) -> str:
 
 
 @contextmanager
-def launchers(
+def launchers(  # noqa: PLR0913 - the rest by name
     node: Node,
     pods: Mapping[str, str],
     *,
     does: str = "accepts",
     cgroup: str | None = None,
     environment: Mapping[str, str] | None = None,
+    instance: str = "",
 ) -> Iterator[dict[str, Launcher]]:
     """A launcher for each pod (UID), in that namespace: a name, HOME or NEW.
 
@@ -167,7 +168,7 @@ def launchers(
         node.sockets(uid).mkdir(parents=True, exist_ok=True)
     words = [[uid, str(node.sockets(uid)), netns, does] for uid, netns in pods.items()]
     parent = subprocess.Popen(
-        [sys.executable, "-ISc", LAUNCHERS],
+        [sys.executable, "-ISc", LAUNCHERS, *(["--uid", instance] if instance else [])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **(environment or {})},
@@ -205,9 +206,17 @@ def launcher(  # noqa: PLR0913 - the rest by name
     does: str = "accepts",
     cgroup: str | None = None,
     environment: Mapping[str, str] | None = None,
+    instance: str = "",
 ) -> Iterator[Launcher]:
-    """One of them."""
-    with launchers(node, {uid: netns}, does=does, cgroup=cgroup, environment=environment) as found:
+    """One of them, that KubeVirt started for that instance (UID), if any is named."""
+    with launchers(
+        node,
+        {uid: netns},
+        does=does,
+        cgroup=cgroup,
+        environment=environment,
+        instance=instance,
+    ) as found:
         yield found[uid]
 
 

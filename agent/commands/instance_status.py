@@ -19,6 +19,7 @@ from rules.render import FORMAT_VERSION, problem_json
 from rules.values import Value
 
 APPLIED, REJECTED = Tiding.APPLIED.value, Tiding.REJECTED.value
+BEGINNING = 200  # characters of a problem by which an event is known that tells of it
 REFUSED = (Tiding.CONFLICT.value, Tiding.REFUSED.value)
 
 
@@ -93,19 +94,21 @@ def concluded(instance: Instance, said: Sequence[Said], now: float) -> tuple[str
     ours = next((one for one in instance.snapshot.machines if one.masquerade), None)
     node, phase = _where(instance)
     here = [one for one in said if one.node == node]
-    applied, rejected = ([x for x in here if x.reason == y][-1:] for y in (APPLIED, REJECTED))
     if instance.snapshot.problems:
-        when = "".join(f" since {_since(one.first, now)}" for one in rejected)
-        return "rejected", f"rejected{when}: what was forwarded before stays, if anything was"
+        problems = tuple(str(one.at("", 0))[:BEGINNING] for one in instance.snapshot.problems)
+        told = [x for x in here if x.reason == REJECTED and x.message.startswith(problems)]
+        when = f"rejected since {_since(told[-1].first, now)}" if told else "to be rejected"
+        return "rejected", f"{when}: what was forwarded before stays, if anything was"
     if ours is None:
         return "not ours", "nothing of it is ours to forward"
     if not node or phase in FINAL:
         return "not running", "not running: it is forwarded to while it runs"
     if here and here[-1].reason in REFUSED:
         return "refused", f"refused {_ago(here[-1].last, now)}: {here[-1].message}"
-    for one in applied:
-        since = _since(one.last, now)
-        if is_told(one.message, ours):
+    applied = [one for one in here if one.reason == APPLIED]
+    if applied:
+        since = _since(applied[-1].last, now)
+        if is_told(applied[-1].message, ours):
             return "forwarded", f"forwarded since {since}"
         return "waiting", f"declared anew, and node {node} forwards what was declared at {since}"
     if not instance.guarded:

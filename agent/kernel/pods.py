@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from agent.errors import Failure, NoNamespace, NotPermitted
 from rules.manifests.resources import backing_links
 from rules.problems import shown
-from rules.values import Value
+from rules.values import Value, replace
 
 POD = "pod:"  # begins the name of a namespace that is a pod's
 VOLUME = ("volumes", "kubernetes.io~empty-dir", "sockets")
@@ -54,6 +54,7 @@ class Process(Value):
     pid: int
     started: int  # ticks after the boot
     identity: Identity
+    instance: str = ""  # whose pod it was said to be when it was found
 
 
 class Pods:
@@ -65,6 +66,7 @@ class Pods:
         self._root, self._proc, self._clock = kubelet_root, proc, clock
         self._own = _identity("/proc/thread-self/ns/net")
         self._remembered: dict[str, Process] = {}
+        self.instances: Mapping[str, str] = {}  # of which instance (UID) a pod is said to be
         self._scan: tuple[float, Mapping[str, list[int]]] = (0.0, {})  # until when, what
 
     # --------------------------------------------------------------------------- what it tells
@@ -121,8 +123,8 @@ class Pods:
         known = self._remembered.pop(uid, None)
         if known is not None:
             with suppress(*GONE, Tampered):  # its number may be somebody else's by now
-                process, descriptor = self._enter(uid, known.pid)
-                if process == known:
+                process, descriptor = self._enter(uid, known.pid, known)
+                if replace(process, instance="") == replace(known, instance=""):
                     return process, descriptor
                 os.close(descriptor)
         listener = self._listener(uid)
@@ -136,9 +138,12 @@ class Pods:
                 return self._enter(uid, pid)
         raise NoNamespace(f"nothing runs on this node in pod {uid} (yet)")
 
-    def _enter(self, uid: str, pid: int) -> tuple[Process, int]:
+    def _enter(self, uid: str, pid: int, known: Process | None = None) -> tuple[Process, int]:
+        said = self.instances.get(uid, "")
         with self._of_pod(uid, pid) as process:
             started = _started(_read("stat", process))
+            if known is None or known.instance != said:  # else it was checked
+                _check_instance(uid, said, instance_of(_read("cmdline", process)))
             descriptor = os.open("ns/net", READ, dir_fd=process)
         try:
             identity = _identity(descriptor)
@@ -147,7 +152,7 @@ class Pods:
         except BaseException:
             os.close(descriptor)
             raise
-        return Process(pid, started, identity), descriptor
+        return Process(pid, started, identity, said), descriptor
 
     @contextmanager
     def _of_pod(self, uid: str, pid: int) -> Iterator[int]:
@@ -250,6 +255,22 @@ def pod_of(cgroup: bytes) -> str:
     matches = [NAMED.search(line) for line in cgroup.split(b"\n") if b"pod" in line]
     named = {match[1].replace(b"_", b"-").decode() for match in matches if match}
     return named.pop() if len(named) == 1 else ""
+
+
+def _check_instance(uid: str, said: str, served: str) -> None:
+    """Whoever may write an instance may write into it that another's pod is its own; but KubeVirt
+    told the launcher in that pod whose it is."""
+    if said and served and said != served:
+        raise _tampered(uid, f"it is named by instance {said}, and serves {shown(served)}")
+
+
+def instance_of(cmdline: bytes) -> str:
+    """The UID of the instance that a launcher was started for; empty: it is no launcher."""
+    words = cmdline.split(b"\0")
+    if b"--uid" in words[:-1]:
+        return words[words.index(b"--uid") + 1].decode(errors="replace")
+    found = [word.removeprefix(b"--uid=") for word in words if word.startswith(b"--uid=")]
+    return found[0].decode(errors="replace") if found else ""
 
 
 def _asked_who_listens(uid: str, place: int) -> int | None:

@@ -313,6 +313,7 @@ class Cluster:
             count=len(known),
             unreadable=unreadable,
             contested=granted.contested,
+            instances={pod: known[label].vmi.uid for pod, label in granted.holders.items()},
         )
 
     def _everywhere(self) -> tuple[Machine, ...]:

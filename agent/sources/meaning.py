@@ -25,6 +25,7 @@ class Meaning(Value, kw_only=True):
     count: int = 0
     unreadable: str = ""
     contested: Mapping[str, str] = MappingProxyType({})  # namespaces, with what is wrong there
+    instances: Mapping[str, str] = MappingProxyType({})  # by pod, whose it is said to be; UIDs
 
 
 class Tiding(enum.Enum):

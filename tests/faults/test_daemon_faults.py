@@ -540,7 +540,7 @@ def test_ten_thousand_manifests(node: Node, blue: str) -> None:
             took.append(time.monotonic() - started)
         assert daemon.get("/healthz")[0] == http.client.OK
         print(f"start {first:.1f} s, one more {min(took) * 1000:.0f} ms")  # noqa: T201
-        assert first < 30
+        assert first < 60
         assert min(took) < 3 * A_MOMENT
 
 

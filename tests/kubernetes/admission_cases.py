@@ -108,7 +108,13 @@ GOOD = (
     ports("a port twice", items=[{"port": 80}, {"port": 80}, {"port": 90, "end": 99}]),
     ports("an annotated end", items=[WEB, {"port": 100}], ends={"web": "99"}),
     ports("an annotated end at the start", items=[WEB], ends={"web": "80"}),
-    ports("names of all kinds", items=[{"name": n, "port": 1} for n in ("a", "1-b", "x-1-2")]),
+    ports(
+        "names of all kinds",
+        items=[
+            *({"name": name, "port": 1} for name in ("a", "1-b", "x-1-2", "x" * 15)),
+            {"port": 2, "end": 3},
+        ],
+    ),
     says("an annotation", text="1000-8000/tcp,1000-8000/udp,22"),
     says("an annotation with spaces and capitals", text=" 22 , 53/UDP,\t80-90/Tcp "),
     says("a port twice in an annotation", text="22,22,22/udp"),
@@ -165,6 +171,12 @@ BAD = (
         items=[span(0, 1), span(1, 2, protocol="tcp"), span(9, 8), {}],
     ),
     ranges("ranges on a bridge", "ranges-need-masquerade", items=[span(1, 2)], binding=BRIDGE),
+    ranges(
+        "bad ranges on a bridge",
+        *("port-out-of-range", "bad-protocol"),
+        items=[span(1, 65536), span(1, 2, protocol="tcp")],
+        binding=BRIDGE,
+    ),
     declares("both lists", "ports-and-ranges", ports=[WEB], portRanges=[span(1, 2)]),
     ports("a port end before its start", "end-before-start", items=[{"port": 80, "end": 79}]),
     ports("a port end beyond", "port-out-of-range", items=[{"port": 80, "end": 99999}]),
@@ -173,9 +185,14 @@ BAD = (
     ports(
         "bad ports beside a range",
         *("port-out-of-range", "bad-port-name", "bad-protocol", "duplicate-port-name"),
+        "bad-port-name",
         items=[
             *(WEB, WEB | {"port": 81}, {"port": 0}, {"name": "A", "port": 82}),
-            *({"port": 5, "end": 6}, {"port": 83, "protocol": "tcp"}),
+            *(
+                {"port": 5, "end": 6},
+                {"port": 83, "protocol": "tcp"},
+                {"name": "x" * 16, "port": 84},
+            ),
         ],
     ),
     declares(
@@ -190,7 +207,12 @@ BAD = (
     ports("an end with a zero before it", "not-an-integer", items=[WEB], ends={"web": "090"}),
     ports("an empty end", "not-an-integer", items=[WEB], ends={"web": ""}),
     ports("an end of 0", "port-out-of-range", items=[WEB], ends={"web": "0"}),
-    ports("an end beyond", "port-out-of-range", items=[WEB], ends={"web": "65536"}),
+    ports(
+        "an end beyond",
+        "port-out-of-range",
+        items=[WEB, {"port": 90}, {"port": 70}],
+        ends={"web": "65536"},
+    ),
     ports("a very long end", "port-out-of-range", items=[WEB], ends={"web": "9" * 40}),
     ports("two ends", "end-and-annotation", items=[WEB | {"end": 80}], ends={"web": "90"}),
     ports("an end over the next", "overlap", items=[WEB, {"port": 90}], ends={"web": "90"}),
@@ -198,6 +220,11 @@ BAD = (
         name="an end for a port on a bridge",
         codes=("ranges-need-masquerade",),
         interfaces=(BRIDGE | {"ports": [WEB]},),
+        annotations={f"{END}web": "90"},
+    ),
+    Case(
+        name="an end without interface",
+        codes=("no-such-port",),
         annotations={f"{END}web": "90"},
     ),
     says("an empty annotation", "bad-annotation", text=""),
@@ -217,6 +244,7 @@ BAD = (
     says("an item that ends below its start", "end-before-start", text="9000-80/udp"),
     says("items that overlap", "overlap", text="1-10,5-20"),
     says("an item in another", "overlap", text="1-10,7,9/udp"),
+    says("an item in a later one", "overlap", text="50,90-99,45-55"),
     says("an item overlaps at the end of many", "overlap", text=text(row(255)) + ",2545-2549"),
     says("an item overlaps in disorder", "overlap", text=text(row(63, 5)) + ",5-6"),
     says(
@@ -264,6 +292,7 @@ BAD = (
 LAX = (
     ports("bad ports without a range", "port-out-of-range", items=[{"port": 70000}]),
     ranges("no binding", "binding", items=[span(1, 2)], binding={}),
+    says("an annotation, and no binding", "binding", text="22", beside={}),
     declares("a misspelt list", "unknown-key", portRange=[span(1, 2)]),
     declares(
         "a list in the wrong place", "unknown-key", binding={"masquerade": {"portRanges": []}}
@@ -285,6 +314,12 @@ OF_A_VM = (
         interfaces=(MASQUERADE,),
         annotations={RANGES: "22"},
         own={RANGES: "bad"},
+    ),
+    Case(
+        name="the template's end stands",
+        interfaces=(MASQUERADE | {"ports": [WEB]},),
+        annotations={f"{END}web": "90"},
+        own={f"{END}web": "70"},
     ),
     Case(
         name="a bad annotation of the VM itself",

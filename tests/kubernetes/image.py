@@ -1,8 +1,8 @@
 """The image that the Containerfile makes, on a Debian that debootstrap made: no registry is needed.
 
-Podman works on a node of its own: with mounts that nobody else has, storage in memory, and processes
-of which the first takes all others with it. So nothing of it is left behind, and the user's own images
-and containers are never seen.
+Podman works on a node of its own: with mounts that nobody else has, storage in memory, and
+processes of which the first takes all others with it. So nothing of it is left behind, and the
+user's own images and containers are never seen.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ from typing import Any
 
 import pytest
 
-from tests.spaces import PATIENCE, ROOT, run, unused_name
+from tests.spaces import PATIENCE, run, unused_name
 from tests.systemd import trees
 
 Json = Any
 
 BASE = "localhost/base"
+CONTEXT = (
+    *(".containerignore", "Containerfile", "constraints.txt", "pyproject.toml"),
+    *("LICENSE", "README.md", "agent", "rules"),
+)
 EPOCH = "1577836800"  # as in the Containerfile
 # As every node has it: what is mounted on one side appears on the other. crun knows no cgroup2 that
 # is mounted elsewhere.
@@ -49,12 +53,12 @@ LEFT_OUT = (  # as Debian's own slim images do
     *("dev", "proc", "sys", "var/cache/apt", "var/lib/apt/lists"),
     *("usr/share/doc", "usr/share/locale", "usr/share/man"),
 )
-# Without cgroups, podman refuses to let a container see other processes. This edits what the runtime
-# is told: it makes no namespace for the processes of containers that ask for that.
+# Without cgroups, podman refuses to let a container see other processes. This edits what the
+# runtime is told: it makes no namespace for the processes of containers that ask for that.
 SHARED = "portranger.tests.shared"
 HOOK = {
     "version": "1.0.0",
-    "hook": {"path": "/bin/sed", "args": ["sed", "-E", r's/\{"type":"pid"\},?//']},
+    "hook": {"path": "/bin/sed", "args": ["sed", "-E", """s/[{]"type":"pid"[}],?//"""]},
     "when": {"annotations": {f"^{SHARED}$": "true"}},
     "stages": ["precreate"],
 }
@@ -157,14 +161,15 @@ def base() -> Path:
 
 
 def built_twice(podman: Podman, *names: str) -> list[str]:
-    """Build the image under each of these names, at the same time, from one copy of this clone: it
-    may be edited meanwhile."""
+    """Build the image under each of these names, at the same time, from copies of what is here now:
+    it may be edited meanwhile. How old the copies are must not matter, so they differ in that."""
     with TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
-        contexts = []
-        for name in names:
-            contexts.append(Path(folder, name.replace("/", "-")))
-            ignored = shutil.ignore_patterns(".[a-bd-z]*", "__pycache__", "tests", "docs", "bench")
-            shutil.copytree(contexts[0] if contexts[1:] else ROOT, contexts[-1], ignore=ignored)
+        contexts = [Path(folder, str(number)) for number in range(len(names))]
+        contexts[0].mkdir()
+        run("cp", "-r", *CONTEXT, contexts[0])
+        for later in contexts[1:]:
+            run("cp", "-r", contexts[0], later)
+            run("find", later, "-exec", "touch", "--date=2001-02-03", "{}", "+")
         return list(pool.map(podman.build, contexts, names))
 
 

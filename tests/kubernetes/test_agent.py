@@ -224,6 +224,21 @@ def test_a_socket_of_another_is_refused_and_told(machines: Machines, node: Agent
         assert not forwarded(netns)
 
 
+def test_an_instance_cannot_take_the_pod_that_serves_another(
+    machines: Machines, node: Agents
+) -> None:
+    """Whoever may edit an instance may write any pod into its status."""
+    uid = pod_uid()
+    with pod() as netns, node.daemons.running() as daemon:
+        thief = machines.make(instance("thief", node.name, "22", pods={uid: node.name}))
+        with launcher(node.kubelet, uid, netns, instance=pod_uid()):
+            assert daemon.is_in("failing", f"pod:{uid}")
+            assert comes_to_say(machines, "thief", "PortsRefused", "serves")
+            assert not forwarded(netns)
+        with launcher(node.kubelet, uid, netns, instance=thief["metadata"]["uid"]):
+            assert comes_to_forward(netns, "tcp 22")
+
+
 def test_the_nodes_own_namespace_is_never_entered(machines: Machines, node: Agents) -> None:
     uid = pod_uid()
     with (

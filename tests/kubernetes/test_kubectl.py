@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from agent.kubectl import outside
 from tests.answering import Answering, answering, refused, said, silent
 from tests.kubernetes.agents import agents, comes_to_say
 from tests.kubernetes.cluster import KUBEVIRT, VMIS, VMS, Cluster
@@ -111,10 +112,15 @@ def test_the_namespace_is_that_of_the_context_unless_it_is_named(
     assert label in explained("--kubeconfig", str(path), "--context=here", KUBECONFIG="/nowhere")
     assert "namespace default" in explained(KUBECONFIG=str(path), code=1)
     assert label in explained("-n", machines.namespace, KUBECONFIG=str(path))
-    # In a pod, too, whoever names a kubeconfig means it.
-    assert label in explained(
-        "-n", machines.namespace, KUBECONFIG=str(path), KUBERNETES_SERVICE_HOST="192.0.2.1"
-    )
+
+
+def test_in_a_pod_a_kubeconfig_counts_before_the_account_of_the_pod(tmp_path: Path) -> None:
+    pod = {"KUBERNETES_SERVICE_HOST": "192.0.2.1", "HOME": str(tmp_path)}
+    assert outside(pod) == pod
+    assert outside(pod | {"KUBECONFIG": "mine"}) == {"HOME": str(tmp_path), "KUBECONFIG": "mine"}
+    (tmp_path / ".kube").mkdir()
+    (tmp_path / ".kube" / "config").touch()
+    assert outside(pod) == {"HOME": str(tmp_path)}
 
 
 # ------------------------------------------------------------------------------ plan and explain
@@ -198,6 +204,17 @@ def test_what_is_not_ours_is_said_to_be_so(machines: Machines, ask: Ask) -> None
 # ----------------------------------------------------------------------------------------- status
 
 
+def kubevirt_says(machines: Machines, made: Json, reason: str) -> None:
+    metadata = made["metadata"]
+    event = {
+        "metadata": {"name": f"{metadata['name']}.kubevirt"},
+        "involvedObject": {key: metadata[key] for key in ("namespace", "name", "uid")},
+        "source": {"component": "virtualmachine-controller", "host": "node-1"},
+        "reason": reason,
+    }
+    machines.cluster.ask("POST", f"/api/v1/namespaces/{machines.namespace}/events", event)
+
+
 def test_status_follows_what_the_agent_of_the_node_says(
     cluster: Cluster, machines: Machines, ask: Ask, tmp_path: Path
 ) -> None:
@@ -207,7 +224,8 @@ def test_status_follows_what_the_agent_of_the_node_says(
 
     uid = pod_uid()
     many = ",".join(map(str, range(1000, 1050, 2)))
-    machines.make(instance("web", "node-1", many, pods={uid: "node-1"}))
+    made = machines.make(instance("web", "node-1", many, pods={uid: "node-1"}))
+    kubevirt_says(machines, made, "SuccessfulCreate")
     told = ask("status", "web").stdout
     assert told.startswith(
         f"VirtualMachineInstance/{machines.namespace}/web: Running on node-1\n"
@@ -215,6 +233,7 @@ def test_status_follows_what_the_agent_of_the_node_says(
         "  declares tcp 1000, tcp 1002, "
     )
     assert "no word from an agent: is portranger running on node node-1?" in told
+    assert "SuccessfulCreate" not in told
     with (
         agents(cluster, tmp_path, "node-1") as node,
         pod() as netns,

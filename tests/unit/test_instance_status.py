@@ -42,6 +42,9 @@ def instance(ranges: str | None = "22", interface: str = "masquerade", **given: 
     return Instance(label="web", namespace="ns", document=document, snapshot=snapshot)
 
 
+ZERO = str(instance("0").snapshot.problems[0])
+
+
 def said(reason: str, message: str = "", minute: int = 0, node: str = "n1") -> Said:
     moment = f"2026-05-01T11:{minute:02}:00Z"
     return Said(
@@ -93,7 +96,12 @@ def test_how_it_stands(what: Instance, told: list[Said], state: str) -> None:
     ("what", "told", "words"),
     [
         (instance(), [applied("tcp 22")], "since 2026-05-01 11:00:00 UTC (1 h ago)"),
-        (instance("0"), [said("PortsRejected", "", 30)], "since 2026-05-01 11:30:00 UTC (30 min"),
+        (
+            instance("0"),
+            [said("PortsRejected", ZERO, 30)],
+            "rejected since 2026-05-01 11:30:00 UTC",
+        ),
+        (instance("0"), [said("PortsRejected", "another", 30)], "to be rejected: "),
         (instance(), [said("PortsRefused", "the socket is not its own", 59)], "not its own"),
         (instance(), [applied("tcp 80")], "node n1 forwards what was declared at 2026-05-01"),
         (instance(), [], "is portranger running on node n1?"),

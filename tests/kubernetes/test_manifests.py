@@ -1,0 +1,257 @@
+"""The manifests of kubernetes/ render, a real API server takes them, and they let the agent have
+what it needs and no more. That it runs with that is found out with the image."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.config import Config, Listen, read
+from tests.kubernetes.cluster import VMIS, Cluster, rights
+from tests.spaces import ROOT, run
+
+Json = Any
+
+ALL, FILES = ROOT / "kubernetes", ROOT / "kubernetes/overlays/files"
+NAMES = ("kubernetes", "files")
+FOLDERS = dict(zip(NAMES, (ALL, FILES), strict=True))
+IN_NAMESPACES = {"SYS_ADMIN", "NET_ADMIN", "NET_BROADCAST"}
+TO_PODS = {"SYS_PTRACE", "DAC_OVERRIDE"}
+
+
+class Rendered:
+    """What `kubectl apply -k` would apply."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.text = run(cluster.programs.kubectl, "kustomize", folder).stdout
+        self.documents: list[Json] = list(yaml.safe_load_all(self.text))
+
+    def of_kind(self, kind: str) -> list[Json]:
+        return [one for one in self.documents if one["kind"] == kind]
+
+    @property
+    def pod(self) -> Json:
+        [daemon_set] = self.of_kind("DaemonSet")
+        return daemon_set["spec"]["template"]["spec"]
+
+    @property
+    def container(self) -> Json:
+        [container] = self.pod["containers"]
+        return container
+
+    def mounted(self, name: str) -> Json:
+        """How a volume is mounted."""
+        [mount] = [one for one in self.container["volumeMounts"] if one["name"] == name]
+        return mount
+
+    def files(self, name: str) -> dict[str, str]:
+        """What is in the volume that a ConfigMap is."""
+        [volume] = [one for one in self.pod["volumes"] if one["name"] == name]
+        called = volume["configMap"]["name"]
+        [data] = [
+            one["data"] for one in self.of_kind("ConfigMap") if one["metadata"]["name"] == called
+        ]
+        return dict(data)
+
+    def config(self) -> Config:
+        return read(self.files("config")["portranger.toml"], "portranger.toml")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def either(request: pytest.FixtureRequest, cluster: Cluster) -> Rendered:
+    return Rendered(cluster, FOLDERS[request.param])
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Cluster) -> Rendered:
+    return Rendered(cluster, ALL)
+
+
+@pytest.fixture(scope="module")
+def bare(cluster: Cluster) -> Rendered:
+    """Without KubeVirt."""
+    return Rendered(cluster, FILES)
+
+
+@pytest.fixture
+def monitored(cluster: Cluster, tmp_path: Path) -> Rendered:
+    """As the comment says that one gets it."""
+    folder = shutil.copytree(ALL, tmp_path / "kubernetes")
+    file = folder / "kustomization.yaml"
+    file.write_text(re.sub(r"(?m)^# (components:|  - components/)", r"\1", file.read_text()))
+    return Rendered(cluster, folder)
+
+
+# ------------------------------------------------------------------------------- they are taken
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_api_server_takes_them(cluster: Cluster, name: str) -> None:
+    """What it would do, it tells only of a namespace that is there."""
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "portranger"}}
+    cluster.ask("APPLY", "/api/v1/namespaces/portranger", namespace)
+    told = cluster.kubectl("apply", "-k", str(FOLDERS[name]), "--dry-run=server")
+    lines = [line.split() for line in told.splitlines()]
+    assert all(line[2:] == ["(server", "dry", "run)"] for line in lines), told
+    kinds = sorted(line[0].partition("/")[0].partition(".")[0] for line in lines)
+    rendered = Rendered(cluster, FOLDERS[name]).documents
+    assert kinds == sorted(one["kind"].lower() for one in rendered)
+
+
+def test_the_namespace_comes_first(either: Rendered) -> None:
+    assert either.documents[0]["kind"] == "Namespace"
+    assert {one["metadata"].get("namespace", "portranger") for one in either.documents} == {
+        "portranger"
+    }
+
+
+def test_all_is_found_by_its_label(either: Rendered) -> None:
+    labels = [one["metadata"]["labels"] for one in either.documents]
+    assert {one["app.kubernetes.io/name"] for one in labels} == {"portranger"}
+
+
+def test_the_image_is_that_of_this_version(either: Rendered) -> None:
+    assert either.container["image"] == f"portranger:{version('portranger')}"
+
+
+def test_the_policy_is_part_of_it(whole: Rendered, bare: Rendered) -> None:
+    assert whole.of_kind("ValidatingAdmissionPolicyBinding")
+    assert not bare.of_kind("ValidatingAdmissionPolicyBinding")
+
+
+# -------------------------------------------------------------------------- what the agent may do
+
+
+def test_the_agent_may_read_machines_and_write_events_and_no_more(whole: Rendered) -> None:
+    [role] = whole.of_kind("ClusterRole")
+    [binding] = whole.of_kind("ClusterRoleBinding")
+    assert rights(role["rules"]) == {
+        ("list", "kubevirt.io", VMIS),
+        ("watch", "kubevirt.io", VMIS),
+        ("create", "", "events"),
+        ("patch", "", "events"),
+    }
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    who = {"kind": "ServiceAccount", "name": "portranger", "namespace": "portranger"}
+    assert binding["subjects"] == [who]
+    assert whole.pod["serviceAccountName"] == who["name"]
+    kinds = {one["kind"] for one in whole.documents}
+    assert {kind for kind in kinds if "Role" in kind} == {"ClusterRole", "ClusterRoleBinding"}
+
+
+def test_without_kubevirt_it_may_ask_for_nothing(bare: Rendered) -> None:
+    assert not any("Role" in one["kind"] for one in bare.documents)
+    assert bare.pod["automountServiceAccountToken"] is False
+
+
+def test_it_is_confined_as_far_as_it_can_be(either: Rendered) -> None:
+    security = dict(either.container["securityContext"])
+    assert security.pop("capabilities")["drop"] == ["ALL"]
+    assert security == {
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "privileged": False,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "appArmorProfile": {"type": "Unconfined"},
+    }
+    assert not either.pod.keys() & {"hostNetwork", "hostIPC", "securityContext", "initContainers"}
+
+
+def test_it_has_these_capabilities_and_sees_processes_only_for_kubevirt(
+    whole: Rendered, bare: Rendered
+) -> None:
+    found = [set(one.container["securityContext"]["capabilities"]["add"]) for one in (whole, bare)]
+    assert found == [IN_NAMESPACES | TO_PODS, IN_NAMESPACES]
+    assert [one.pod["hostPID"] for one in (whole, bare)] == [True, False]
+
+
+@pytest.mark.parametrize("path", ["base/daemonset.yaml", "overlays/files/daemonset.yaml"])
+def test_each_capability_has_its_reason(path: str) -> None:
+    text = (ALL / path).read_text()
+    [listed] = re.findall(r"add:\n((?: +- .*\n)+)", text)
+    for line in listed.splitlines():
+        assert re.fullmatch(r" +- [A-Z_]+ # \w.{20,}", line), line
+
+
+def test_it_writes_nowhere_on_the_node_but_to_its_state_and_settings(either: Rendered) -> None:
+    paths = {
+        one["name"]: one["hostPath"]["path"] for one in either.pod["volumes"] if "hostPath" in one
+    }
+    mounts = either.container["volumeMounts"]
+    writable = {paths[one["name"]] for one in mounts if not one.get("readOnly")}
+    assert writable == {"/var/lib/portranger", "/proc/sys/net"}
+
+
+# ---------------------------------------------------------------------- what it says fits together
+
+
+def test_what_is_configured_is_where_it_is_mounted(whole: Rendered, bare: Rendered) -> None:
+    for one in (whole, bare):
+        assert one.mounted("config")["mountPath"] == "/etc/portranger"
+        assert one.mounted("state")["mountPath"] == one.config().state_dir
+        assert one.config().listen == Listen("0.0.0.0", one.container["ports"][0]["containerPort"])
+    assert (whole.config().source, bare.config().source) == ("kubernetes", "files")
+    pods = whole.mounted("pods")
+    assert pods["mountPath"] == f"{whole.config().kubernetes.kubelet_root}/pods"
+    assert bare.mounted("manifests")["mountPath"] == bare.config().manifests
+    assert bare.mounted("namespaces")["mountPath"] == "/run/netns"
+    for mount in (pods, bare.mounted("namespaces")):
+        assert mount["mountPropagation"] == "HostToContainer"
+
+
+def test_a_changed_configuration_is_rolled_out_and_manifests_are_not(bare: Rendered) -> None:
+    names = [one["metadata"]["name"] for one in bare.of_kind("ConfigMap")]
+    assert [bool(re.fullmatch(r"portranger-[0-9a-z]{10}", name)) for name in names] == [True, False]
+    assert bare.files("manifests").keys() == {"desktop.yaml"}
+
+
+def test_it_knows_which_node_it_is_on(whole: Rendered, bare: Rendered) -> None:
+    [variable] = whole.container["env"]
+    assert variable["name"] == "NODE_NAME"
+    assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert not bare.container.get("env")
+
+
+def test_it_is_on_every_node_and_stays_there(either: Rendered) -> None:
+    assert either.pod["tolerations"] == [{"operator": "Exists"}]
+    assert either.pod["priorityClassName"] == "system-node-critical"
+    [daemon_set] = either.of_kind("DaemonSet")
+    assert daemon_set["spec"]["updateStrategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxUnavailable": "10%"},
+    }
+
+
+def test_it_is_asked_how_it_is_where_it_answers(either: Rendered) -> None:
+    probes = {
+        name: either.container[f"{name}Probe"] for name in ("startup", "liveness", "readiness")
+    }
+    paths = [one["httpGet"] for one in probes.values()]
+    ports = [one["name"] for one in either.container["ports"]]
+    assert [one["path"] for one in paths] == ["/healthz", "/healthz", "/readyz"]
+    assert {one["port"] for one in paths} == set(ports)
+
+
+def test_it_has_no_limit_to_its_processor(either: Rendered) -> None:
+    resources = either.container["resources"]
+    assert resources["requests"].keys() == {"cpu", "memory"}
+    assert resources["limits"].keys() == {"memory"}
+
+
+def test_prometheus_finds_it(monitored: Rendered) -> None:
+    [monitor] = monitored.of_kind("PodMonitor")
+    [daemon_set] = monitored.of_kind("DaemonSet")
+    labels = daemon_set["spec"]["template"]["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert monitor["metadata"]["namespace"] == daemon_set["metadata"]["namespace"]
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in [one["name"] for one in monitored.container["ports"]]
+    assert endpoint["path"] == "/metrics"
