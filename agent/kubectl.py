@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
-from agent.commands.explain import _address, _protocol_and_port
+from agent.commands.explain import address_of, protocol_and_port
 from agent.commands.instance import explain, fetched, plan
 from agent.commands.instance_status import status
 from agent.console import this_process
@@ -93,8 +93,8 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     add = command.add_argument
     add("name", metavar="VMI", type=_name, help="an instance, or a VirtualMachine that has none")
     if name == "explain":
-        add("what", metavar="PROTO/PORT", type=_protocol_and_port, help="such as tcp/8080")
-        add("--from", dest="source", metavar="ADDR", type=_address, help="who sends")
+        add("what", metavar="PROTO/PORT", type=protocol_and_port, help="such as tcp/8080")
+        add("--from", dest="source", metavar="ADDR", type=address_of, help="who sends")
     else:
         add("-o", "--output", choices=("text", "json"), default="text")
     add("-n", "--namespace", metavar="NS", type=_name, help="without it, the context's own")

@@ -26,8 +26,8 @@ def explain(  # noqa: PLR0913 - the options of the command
     netns: str | None = None,
     source: str | None = None,
 ) -> int:
-    protocol, port = _protocol_and_port(what)
-    sender = _address(source) if source else None
+    protocol, port = protocol_and_port(what)
+    sender = address_of(source) if source else None
     rules: dict[str, list[Rule]] = {}
     failures: list[Failure] = []
     if kernel is not None:
@@ -65,7 +65,7 @@ def _devices(netns: str, kernel: Kernel | None) -> Iterator[str]:
         yield f"not ours: {resource} is the device {link}"
 
 
-def _protocol_and_port(what: str) -> tuple[Protocol, int]:
+def protocol_and_port(what: str) -> tuple[Protocol, int]:
     protocol, _, port = what.lower().partition("/")
     known = protocol in {one.value for one in Protocol}
     number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else 0
@@ -74,7 +74,7 @@ def _protocol_and_port(what: str) -> tuple[Protocol, int]:
     return Protocol(protocol), number
 
 
-def _address(text: str) -> Address:
+def address_of(text: str) -> Address:
     try:
         return ip_address(text)
     except ValueError as error:

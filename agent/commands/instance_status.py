@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from agent.commands.common import failed
 from agent.commands.instance import Instance, of, permitted
-from agent.commands.status import LONGEST_LINE, _ago, _listed, _since
+from agent.commands.status import LONGEST_LINE, ago, listed, since_when
 from agent.console import Console
 from agent.errors import Failure, NotPermitted
 from agent.sources.api import Api
@@ -74,7 +74,7 @@ def _said(event: object) -> Said:
         for key in ("lastTimestamp", "firstTimestamp")
     )
     for moment in (last, first):
-        _ago(moment, 0.0)  # whether it is one
+        ago(moment, 0.0)  # whether it is one
     return Said(
         last=last,
         version=int(str(metadata.get("resourceVersion"))),
@@ -97,17 +97,17 @@ def concluded(instance: Instance, said: Sequence[Said], now: float) -> tuple[str
     if instance.snapshot.problems:
         problems = tuple(str(one.at("", 0))[:BEGINNING] for one in instance.snapshot.problems)
         told = [x for x in here if x.reason == REJECTED and x.message.startswith(problems)]
-        when = f"rejected since {_since(told[-1].first, now)}" if told else "to be rejected"
+        when = f"rejected since {since_when(told[-1].first, now)}" if told else "to be rejected"
         return "rejected", f"{when}: what was forwarded before stays, if anything was"
     if ours is None:
         return "not ours", "nothing of it is ours to forward"
     if not node or phase in FINAL:
         return "not running", "not running: it is forwarded to while it runs"
     if here and here[-1].reason in REFUSED:
-        return "refused", f"refused {_ago(here[-1].last, now)}: {here[-1].message}"
+        return "refused", f"refused {ago(here[-1].last, now)}: {here[-1].message}"
     applied = [one for one in here if one.reason == APPLIED]
     if applied:
-        since = _since(applied[-1].last, now)
+        since = since_when(applied[-1].last, now)
         if is_told(applied[-1].message, ours):
             return "forwarded", f"forwarded since {since}"
         return "waiting", f"declared anew, and node {node} forwards what was declared at {since}"
@@ -160,12 +160,12 @@ def _text(instance: Instance, said: Sequence[Said], now: float) -> Iterator[str]
         yield f"  problem: {problem.at('', 0)}"
     for machine in instance.snapshot.machines:
         if machine.masquerade:
-            yield f"  declares {_listed(_declared(machine)) or 'nothing'}"
+            yield f"  declares {listed(_declared(machine)) or 'nothing'}"
         for other in machine.not_ours:
             yield f"  not ours: {other.interface}: {other.reason}"
     for one in said:
         often = f" ({one.count} times)" if one.count > 1 else ""
-        yield f"  {_ago(one.last, now)}, {one.node}: {one.reason}: {one.message}{often}"
+        yield f"  {ago(one.last, now)}, {one.node}: {one.reason}: {one.message}{often}"
 
 
 def _json(instance: Instance, said: Sequence[Said]) -> dict[str, object]:

@@ -111,7 +111,7 @@ def _heading(answer: Json, now: float) -> str:
     manifests = counted(answer.get("manifests", 0), "manifest")
     words = [
         f"portranger {answer.get('version')}, pid {answer.get('pid')}",
-        f"up since {_since(answer.get('started'), now)}",
+        f"up since {since_when(answer.get('started'), now)}",
         "ready" if answer.get("ready") else "not ready",
         f"{manifests} from {answer['source']}" if answer.get("source") else manifests,
         counted(len(answer.get("problems", ())), "problem"),
@@ -128,7 +128,7 @@ def _problem(problem: Json) -> str:
 
 def _standing(one: Json, now: float) -> Iterator[str]:
     why = f": {one['why']}" if one.get("why") else ""
-    yield f"namespace {one['netns']}: {one['state']} since {_since(one.get('since'), now)}{why}"
+    yield f"namespace {one['netns']}: {one['state']} since {since_when(one.get('since'), now)}{why}"
     if one.get("backend"):
         yield f"  {one['backend']}: {one.get('reason') or 'as configured'}"
     ranges = one.get("ranges", ())
@@ -136,7 +136,7 @@ def _standing(one: Json, now: float) -> Iterator[str]:
     yield f"  {counted(len(ranges), 'range')} in {counted(one.get('rules', 0), 'rule')}{beside}"
     yield from (f"    {line}" for line in forwards_text(ranges))
     if change := one.get("last_change"):
-        yield f"  last change {_ago(change['at'], now)}: {change['what']}"
+        yield f"  last change {ago(change['at'], now)}: {change['what']}"
     if drift := one.get("last_drift"):
         yield f"  {_drift(drift, one.get('drifts', 1), now)}"
     for pending in one.get("pending", ()):
@@ -151,7 +151,7 @@ def _drift(drift: Json, drifts: int, now: float) -> str:
     pid = f" (pid {drift['pid']})" if drift.get("pid") else ""
     often = f"; {drifts} times in all" if drifts > 1 else ""
     changes = counted(drift["changes"], "rule")
-    return f"repaired {_ago(drift['at'], now)}: {who}{pid} changed {changes}{often}"
+    return f"repaired {ago(drift['at'], now)}: {who}{pid} changed {changes}{often}"
 
 
 def forwards_text(ranges: Iterable[Json]) -> Iterator[str]:
@@ -164,24 +164,24 @@ def forwards_text(ranges: Iterable[Json]) -> Iterator[str]:
     for (owner, to), whats in claims.items():
         shared.setdefault((owner, tuple(dict.fromkeys(whats))), []).append(to)
     for (owner, same), targets in shared.items():
-        yield f"{owner}: {_listed(same)} -> {', '.join(targets)}"
+        yield f"{owner}: {listed(same)} -> {', '.join(targets)}"
 
 
-def _listed(what: Sequence[str]) -> str:
+def listed(what: Sequence[str]) -> str:
     rest = len(what) - MOST_RANGES
     more = f" and {rest} more (-o json tells them)" if rest > 0 else ""
     return ", ".join(what[:MOST_RANGES]) + more
 
 
-def _since(moment: str | None, now: float) -> str:
+def since_when(moment: str | None, now: float) -> str:
     """2026-11-16 03:52:29 UTC (3 min ago)."""
     if moment is None:
         return "an unknown time"
     written = datetime.fromisoformat(moment).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return f"{written} ({_ago(moment, now)})"
+    return f"{written} ({ago(moment, now)})"
 
 
-def _ago(moment: str, now: float) -> str:
+def ago(moment: str, now: float) -> str:
     seconds = int(now - datetime.fromisoformat(moment).timestamp())
     for size, unit in UNITS:
         if seconds >= size:

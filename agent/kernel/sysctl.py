@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from agent.errors import NotPermitted, TryAgain
 
+NODES = "/host/proc/sys"  # in a container, whose own is read-only: see kubernetes/base
 SWAP = str.maketrans("./", "/.")  # in a dotted name, a slash stands for a dot of a link's name
 
 
@@ -32,11 +33,12 @@ def text(path: str) -> str:
 def write(name: str, value: str) -> None:
     """Make a setting."""
     try:
-        descriptor = os.open(_path(name), os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.write(descriptor, value.encode())
-        finally:
-            os.close(descriptor)
+            _put(_path(name), value)
+        except OSError as error:
+            if error.errno != errno.EROFS or not os.path.isdir(NODES):  # noqa: PTH112 - a string
+                raise
+            _put(f"{NODES}/{name.translate(SWAP)}", value)
     except FileNotFoundError as error:
         raise TryAgain(f"there is no setting {name} (its link went away)") from error
     except OSError as error:
@@ -46,6 +48,14 @@ def write(name: str, value: str) -> None:
             f"may not set {name}={value}: {error.strerror}",
             "Run as root with /proc/sys writable, or set it yourself beforehand",
         ) from error
+
+
+def _put(path: str, value: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, value.encode())
+    finally:
+        os.close(descriptor)
 
 
 def _path(name: str) -> str:

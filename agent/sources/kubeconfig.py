@@ -64,7 +64,7 @@ def load(
         raise _bad(
             "no API server is known: this is no pod with a service account, and there is no"
             f" kubeconfig{' at ' + ', '.join(paths) if paths else ''}",
-            "Set kubeconfig below [kubernetes], or $KUBECONFIG",
+            "Set $KUBECONFIG, or kubeconfig below [kubernetes] in the configuration of an agent",
         )
     return merged.credentials(context or merged.current())
 
