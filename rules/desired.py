@@ -297,26 +297,32 @@ def _rules(  # noqa: PLR0913, PLR0917 - one argument for each thing a rule is ma
 def _entering(
     owner: str, guest: Address, entry: str, protocol: Protocol | None, ports: PortRange | None
 ) -> Rule:
-    return Rule(
-        chain=Chain.PREROUTING,
-        family=Family.of(guest),
-        owner=owner,
-        protocol=protocol,
-        ports=ports,
-        interface=entry,
-        to=guest,
+    return Rule(  # type: ignore[call-arg]  # in the order of its fields, as thousands are made
+        Chain.PREROUTING,
+        Family.of(guest),
+        owner,
+        protocol,
+        ports,
+        entry,
+        None,
+        None,
+        guest,
+        None,
     )
 
 
 def _inside(owner: str, guest: Address, protocol: Protocol | None, ports: PortRange | None) -> Rule:
-    return Rule(
-        chain=Chain.OUTPUT,
-        family=Family.of(guest),
-        owner=owner,
-        protocol=protocol,
-        ports=ports,
-        destination=LOOPBACK,
-        to=guest,
+    return Rule(  # type: ignore[call-arg]  # in the order of its fields, as thousands are made
+        Chain.OUTPUT,
+        Family.of(guest),
+        owner,
+        protocol,
+        ports,
+        None,
+        None,
+        LOOPBACK,
+        guest,
+        None,
     )
 
 

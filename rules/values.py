@@ -76,10 +76,13 @@ class Value(metaclass=_Maker):
     @classmethod
     def _arranged(cls, given: "tuple[Any, ...]", named: "dict[str, Any]") -> "tuple[Any, ...]":
         fields = cls.__match_args__
-        values = cls._defaults | dict(zip(fields, given, strict=False)) | named
-        if len(given) + len(named) > len(fields) or values.keys() != set(fields):
-            raise TypeError(f"{cls.__name__} takes {fields}, not {given} and {named}")
-        return tuple(values[field] for field in fields)
+        values = {**cls._defaults, **dict(zip(fields, given, strict=False)), **named}
+        if len(given) + len(named) <= len(fields) == len(values):
+            try:
+                return tuple([values[field] for field in fields])
+            except KeyError:
+                pass
+        raise TypeError(f"{cls.__name__} takes {fields}, not {given} and {named}")
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from agent.kernel.events import Lost
-from rules.model import Foreign, Live, Pending, Rule
+from rules.model import Live, Pending, Rule
+from rules.plan import SysctlChange
 from rules.ports import PortRange
 from rules.values import replace
 from tests.unit.samples import forward
@@ -43,15 +44,15 @@ def test_fields_that_are_not_given_have_their_default() -> None:
     ("given", "named"),
     [
         pytest.param((), {}, id="nothing"),
-        pytest.param(("prerouting", 4), {}, id="too little"),
-        pytest.param(("prerouting", 4, "text", "more"), {}, id="too much"),
-        pytest.param(("prerouting", 4), {"texts": "text"}, id="an unknown name"),
-        pytest.param(("prerouting", 4, "text"), {"text": "again"}, id="a field twice"),
+        pytest.param(("a", "0"), {}, id="too little"),
+        pytest.param(("a", "0", "1", "more"), {}, id="too much"),
+        pytest.param(("a", "0"), {"afters": "1"}, id="an unknown name"),
+        pytest.param(("a", "0", "1"), {"after": "again"}, id="a field twice"),
     ],
 )
 def test_a_value_takes_exactly_its_fields(given: tuple[Any, ...], named: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match="Foreign takes"):
-        Foreign(*given, **named)
+    with pytest.raises(TypeError, match="SysctlChange takes"):
+        SysctlChange(*given, **named)
 
 
 def test_replacing_a_field_leaves_the_others_and_the_original() -> None:
