@@ -301,24 +301,30 @@ def _forwards(place: _Place, protocol: Protocol | None, ports: PortRange | None)
     if place.proxied and protocol is Protocol.TCP:
         entering = UNPROXIED
     if entering is ports or (ports is not None and UNPROXIED.first in ports):
-        yield Rule(
-            chain=Chain.PREROUTING,
-            family=place.family,
-            owner=place.owner,
-            protocol=protocol,
-            ports=entering,
-            interface=place.entry,
-            to=place.guest,
+        yield Rule(  # type: ignore[call-arg]  # in the order of its fields, as thousands are made
+            Chain.PREROUTING,
+            place.family,
+            place.owner,
+            protocol,
+            entering,
+            place.entry,
+            None,
+            None,
+            place.guest,
+            None,
         )
     for address in place.inside:
-        yield Rule(
-            chain=Chain.OUTPUT,
-            family=place.family,
-            owner=place.owner,
-            protocol=protocol,
-            ports=ports,
-            destination=address,
-            to=place.guest,
+        yield Rule(  # type: ignore[call-arg]  # in the order of its fields, as thousands are made
+            Chain.OUTPUT,
+            place.family,
+            place.owner,
+            protocol,
+            ports,
+            None,
+            None,
+            address,
+            place.guest,
+            None,
         )
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from rules.model import Chain, Desired, Family, Foreign, Live, Lookup, Observed, Rule
 from rules.ports import ALL_PORTS, PortRange, coalesce
-from rules.shapes import Lives, count, gathered, lives, lookup_of, name
+from rules.shapes import Lives, gathered, lives, lookup_of, name
 from rules.values import Value
 
 
@@ -160,8 +160,13 @@ def _maps(
     """Which ranges are to be held as maps, where the backend has any."""
     if observed.mapped is None:
         return frozenset()
-    counts = live.counts + count(missing)
-    counts.subtract(count(one.rule for one in surplus))
+    counts = dict(live.counts)
+    for rule in missing:
+        if lookup := rule.lookup:
+            counts[lookup] = counts.get(lookup, 0) + 1
+    for one in surplus:
+        if lookup := one.rule.lookup:
+            counts[lookup] -= 1
     return gathered(counts, observed.mapped)
 
 

@@ -76,11 +76,14 @@ class Value(metaclass=_Maker):
     @classmethod
     def _arranged(cls, given: "tuple[Any, ...]", named: "dict[str, Any]") -> "tuple[Any, ...]":
         fields = cls.__match_args__
-        values = cls._defaults | dict(zip(fields, given, strict=False)) | named
-        twice = not named.keys().isdisjoint(fields[: len(given)])
-        if twice or len(given) > len(fields) or values.keys() != set(fields):
-            raise TypeError(f"{cls.__name__} takes {fields}, not {given} and {named}")
-        return tuple(values[field] for field in fields)
+        values = {**cls._defaults, **dict(zip(fields, given, strict=False)), **named}
+        twice = named and given and not named.keys().isdisjoint(fields[: len(given)])
+        if not twice and len(given) <= len(fields) == len(values):
+            try:
+                return tuple([values[field] for field in fields])
+            except KeyError:
+                pass
+        raise TypeError(f"{cls.__name__} takes {fields}, not {given} and {named}")
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):

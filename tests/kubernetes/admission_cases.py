@@ -22,7 +22,7 @@ class Case(Value, kw_only=True):
     name: str
     codes: tuple[str, ...] = ()
     interfaces: Json = ()
-    annotations: Json = ()  # of the machine: of a VirtualMachine, those of its template
+    annotations: Json = ()  # of the machine: of a VirtualMachine, those of its template; None: null
     own: Json = ()  # those of a VirtualMachine itself
     lax: bool = False  # whether the policy leaves it to KubeVirt, or to the agent
 
@@ -31,7 +31,7 @@ class Case(Value, kw_only=True):
         interfaces = [{"name": f"net{n}"} | one for n, one in enumerate(self.interfaces)]
         networks = [{"name": one["name"], "multus": {"networkName": "n"}} for one in interfaces]
         networks[:1] = [{"name": one["name"], "pod": {}} for one in networks[:1]]
-        metadata = {"annotations": dict(self.annotations)}
+        metadata = {"annotations": None if self.annotations is None else dict(self.annotations)}
         spec = {"domain": {"devices": {"interfaces": interfaces}}, "networks": networks}
         made: Json = {"apiVersion": "kubevirt.io/v1", "kind": kind, "metadata": {"name": name}}
         if kind == VM:
@@ -349,6 +349,18 @@ OF_A_VM = (
         codes=("tenant-annotation",),
         interfaces=(MASQUERADE,),
         own={"portranger.io/netns": "blue"},
+    ),
+    Case(
+        name="the template's annotations are null",
+        interfaces=(MASQUERADE,),
+        annotations=None,
+        own={RANGES: "22"},
+    ),
+    Case(
+        name="the template's annotations are null beside a bad range",
+        codes=("end-before-start",),
+        interfaces=(MASQUERADE | {"portRanges": [span(9, 1)]},),
+        annotations=None,
     ),
     Case(
         name="the template's annotation is a number",

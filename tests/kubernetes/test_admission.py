@@ -132,7 +132,7 @@ def test_more_problems_than_fit_are_counted(door: Door) -> None:
 def test_kubectl_shows_what_is_wrong(door: Door, cluster: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(says("bad", text="9000-80").manifest(VM)))
-    said = cluster.kubectl("create", "-f", str(path), code=1)
+    said = cluster.kubectl("create", "--dry-run=server", "-f", str(path), code=1)
     assert (
         "spec.template.metadata.annotations['portranger.io/port-ranges']: ends below its start"
         " (it is '9000-80'). Write items such as 22, 1000-8000 or 1000-8000/udp"
