@@ -28,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
 def _kernel(backend: str) -> Kernel:
     from agent.kernel.live import LiveKernel
 
-    kernel = LiveKernel(backend)
+    kernel = LiveKernel(backend, proving=True)
     click.get_current_context().call_on_close(kernel.close)
     return kernel
 

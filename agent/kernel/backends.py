@@ -43,6 +43,12 @@ class Backends:
         modern = self.tables if isinstance(self.tables, Nftables) else self.other
         return modern.known if isinstance(modern, Nftables) else None
 
+    def forget(self) -> None:
+        """Take nothing for known: the next look lists the tables."""
+        for tables in (self.tables, self.other):
+            if isinstance(tables, Nftables):
+                tables.known = None
+
     @property
     def kubevirt(self) -> frozenset[Family]:
         """In which families KubeVirt's own chains are live."""

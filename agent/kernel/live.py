@@ -93,8 +93,10 @@ class LiveNamespace:
         later: AtOnce | Deferred,
         nsid: int | None = None,
         known: Known | None = None,
+        proving: bool = False,
     ) -> None:
         self.nsid = nsid
+        self._proving = proving
         self._netns = netns
         self._descriptor = descriptor
         self._later = later
@@ -139,6 +141,8 @@ class LiveNamespace:
         self._due.append(plan)  # a stale commit may have done a part of it
         self._deleted |= not plan.only_adds
         self._backends.tables.commit(plan)
+        if self._proving:
+            self._backends.forget()
         if plan.leftovers and self._backends.other:
             gone = Plan(netns=plan.netns, table=Table.DELETE, remove=plan.leftovers)
             self._backends.other.commit(gone)
@@ -218,9 +222,11 @@ class LiveKernel:
         defer: bool = False,
         events: Events | None = None,
         pods: Pods | None = None,
+        proving: bool = False,
     ) -> None:
         """With events, every namespace that is opened is heard of from then on. Those of pods have
-        names such as pod:<UID>."""
+        names such as pod:<UID>. With proving, what was committed is always looked at."""
+        self._proving = proving
         self._backend = backend
         self._pods = pods or Pods(KUBELET_ROOT)
         self._events = events
@@ -253,6 +259,7 @@ class LiveKernel:
                 later=self._later,
                 nsid=nsid,
                 known=known,
+                proving=self._proving,
             )
             try:
                 yield namespace
