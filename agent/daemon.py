@@ -12,10 +12,8 @@ import signal
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
-from importlib.metadata import version
 
 from agent import lock, signals
-from agent.commands.common import counted
 from agent.config import Config, load
 from agent.devices import Devices
 from agent.errors import BadConfiguration, Failure
@@ -28,15 +26,15 @@ from agent.kernel.netns import RUN
 from agent.kernel.pods import POD, Pods
 from agent.log import Log
 from agent.metrics import Metrics
+from agent.news import News
 from agent.notify import Notifier
 from agent.server import Server
 from agent.sources.directory import Directory
 from agent.sources.meaning import Meaning, Source, Tiding
 from agent.sources.store import Store
 from agent.sources.watch import Watch
-from agent.status import Standing, State, Status
+from agent.status import Standing
 from rules.model import Machine
-from rules.problems import Problem
 from rules.shapes import lookup_of, name
 from rules.values import replace
 
@@ -57,17 +55,12 @@ class Daemon:
         self._log = log
         self._notifier = notifier
         self._stop = self._reload = False
-        self._problems: frozenset[Problem] = frozenset()
-        self._skipped: frozenset[str] = frozenset()
         self._read = True  # whether the source is to be looked at
         self._stored = True  # whether what it says is written down
         self._resync = 0.0
         self._progress: float | None = None  # when work last went on; None: waiting for some
         self._fed = -math.inf
         self._started = False
-        self._status = Status(
-            version=version("portranger"), pid=os.getpid(), started=time.time(), source=""
-        )
 
     def run(self) -> int:
         """Until told to stop; rules stay."""
@@ -87,7 +80,7 @@ class Daemon:
 
     def _set_up(self, stack: ExitStack) -> None:
         config = self._config
-        self._metrics = Metrics(lambda: self._status, self._counted)
+        self._metrics = Metrics(lambda: self._news.status, self._counted)
         self._events = Events()
         stack.callback(self._events.close)
         self._arrivals = Arrivals()
@@ -99,8 +92,9 @@ class Daemon:
         for descriptor, mask in self._arrivals.filenos():
             self._epoll.register(descriptor, mask)
         self._kernel = self._made_kernel()
-        self._devices = Devices(self._resources)
-        self._epoll.register(self._devices.fileno(), select.EPOLLIN)
+        devices = Devices(self._resources)
+        self._epoll.register(devices.fileno(), select.EPOLLIN)
+        self._news = News(self._log, self._notifier, devices)
         self._keeper = Keeper(self._kernel, self._log, self._metrics, tell=self._told)
         self._store = Store(config.state_dir, self._warn)
         self._use(self._made_source())
@@ -147,7 +141,7 @@ class Daemon:
         self._server = Server(
             listen.host,
             listen.port,
-            status=lambda: self._status,
+            status=lambda: self._news.status,
             beat=self._beat,
             metrics_text=self._metrics.text,
             log=self._warn,
@@ -159,7 +153,7 @@ class Daemon:
     def _first(self) -> None:
         self._log.info(
             "started",
-            version=self._status.version,
+            version=self._news.status.version,
             pid=os.getpid(),
             source=self._source,
             backend=self._config.backend,
@@ -171,8 +165,8 @@ class Daemon:
     def _ready(self) -> None:
         self._started = True
         if not self._stop:
-            self._notifier.ready(self._summary())
-            self._log.info("ready", status=self._summary())
+            self._notifier.ready(self._news.summary)
+            self._log.info("ready", status=self._news.summary)
 
     # -------------------------------------------------------------------------------- a turn
 
@@ -236,8 +230,8 @@ class Daemon:
         self._arrivals.follow(self._folders())
         if looked:
             self._metrics.passed()
-        if self._keeper.news() or looked or self._devices.news():
-            self._publish()
+        if self._keeper.news() or looked or self._news.more():
+            self._news.publish(self._source, self._keeper)
 
     def _remember(self) -> None:
         """For the next run; whoever waits for rules need not wait for that."""
@@ -254,64 +248,8 @@ class Daemon:
             unclaimed_stay=bool(meaning.unknown),
             contested=meaning.contested,
         )
-        self._tell(meaning)
-        self._publish()
-
-    def _tell(self, meaning: Meaning) -> None:
-        if meaning.unreadable:
-            fix = "what was running goes on"
-            self._log.once("source", "warning", "source away", why=meaning.unreadable, so=fix)
-        elif self._status.unreadable:
-            self._log.settled("source")
-            self._log.info("source back", source=self._source)
-        found = frozenset(meaning.problems)
-        for problem in sorted(found - self._problems, key=str):
-            kept = problem.file in meaning.held
-            so = "the last good meaning of it goes on" if kept else "nothing of it is applied"
-            self._log.warning("bad manifest", problem=str(problem), so=so)
-            conflict = problem.code in ("conflict", "pod-claimed-twice")
-            tiding = Tiding.CONFLICT if conflict else Tiding.REJECTED
-            self._source.tell(problem.file, tiding, f"{problem.at('', 0)} {so.capitalize()}.")
-        for file in sorted({one.file for one in self._problems} - {one.file for one in found}):
-            self._log.info("manifest mended or removed", file=file)
-        self._problems = found
-        for line in sorted(set(meaning.skipped) - self._skipped):
-            self._log.info("skipped", what=line)
-        self._skipped = frozenset(meaning.skipped)
-
-    def _publish(self) -> None:
-        meaning, standings = self._source.meaning, self._with_devices(self._keeper.standings)
-        states = {one.state for one in standings}
-        readable = not meaning.unreadable
-        self._status = replace(
-            self._status,
-            ready=self._keeper.tried and readable and State.FAILING not in states,
-            synced=time.time()
-            if readable and states <= {State.IN_SYNC, State.PENDING}
-            else self._status.synced,
-            source=str(self._source),
-            traffic=self._source.traffic(),
-            unreadable=meaning.unreadable,
-            manifests=meaning.count,
-            problems=meaning.problems,
-            held=meaning.held,
-            namespaces=standings,
-        )
-        self._notifier.status(self._summary())
-
-    def _with_devices(self, standings: tuple[Standing, ...]) -> tuple[Standing, ...]:
-        """With a note on each network resource of a pod: which device backs it."""
-        notes: dict[str, list[str]] = {}
-        for machine in self._source.meaning.machines:
-            for other in machine.not_ours if machine.netns.startswith(POD) else ():
-                link = self._devices.of(machine.netns).get(other.resource)
-                if link:
-                    note = f"{machine}/{other.interface}: {other.resource} is the device {link}"
-                    notes.setdefault(machine.netns, []).append(note)
-        return tuple(
-            replace(one, notes=(*one.notes, *notes[one.netns])) if one.netns in notes else one
-            for one in standings
-        )
+        self._news.tell(self._source)
+        self._news.publish(self._source, self._keeper)
 
     def _told(self, machines: Iterable[Machine], tiding: Tiding, message: str) -> None:
         for machine in machines:
@@ -325,15 +263,6 @@ class Daemon:
         found = {folder for folder in found if not folder.startswith("/proc")} - {str(RUN)}
         pods = [name for name in self._keeper.unfound if name.startswith(POD)]
         return found | {self._pods.folder(name.removeprefix(POD)) for name in pods}
-
-    def _summary(self) -> str:
-        counts = dict.fromkeys(State, 0)
-        for standing in self._status.namespaces:
-            counts[standing.state] += 1
-        said = [f"{count} {state.value}" for state, count in counts.items() if count]
-        problems = len(self._status.problems)
-        said += [f"{counted(problems, 'problem')} in manifests"] if problems else []
-        return f"Namespaces: {', '.join(said) or 'none'}"
 
     # ------------------------------------------------------------------------------ signals
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from tests.spaces import PATIENCE, run, unused_name
+from tests.spaces import PATIENCE, run, space, unused_name
 from tests.systemd import trees
 
 Json = Any
@@ -35,15 +35,18 @@ CONTEXT = (
     *("LICENSE", "README.md", "agent", "rules"),
 )
 EPOCH = "1577836800"  # as in the Containerfile
-# As every node has it: what is mounted on one side appears on the other. crun knows no cgroup2 that
-# is mounted elsewhere.
+# What is mounted on one side appears on the other, as on every node. crun knows no cgroup2 that is
+# mounted elsewhere. Last come the places that podman writes to whatever it is told.
 HOLD = """\
 set -eu
 mount --make-rshared /
 if [ "$(stat -f -c %T /sys/fs/cgroup)" != cgroup2fs ]; then
     mount -t cgroup2 cgroup2 /sys/fs/cgroup
 fi
-mount -t tmpfs -o mode=700 tmpfs "$1"
+for place in /dev/shm /run/crun /var/lib/containers /var/tmp "$1"; do
+    mkdir -p "$place"
+    mount -t tmpfs -o mode=700 tmpfs "$place"
+done
 mkdir "$1/hooks"
 echo "$2" >"$1/hooks/shared.json"
 echo holding
@@ -130,6 +133,8 @@ def podman() -> Iterator[Podman]:
     """One that knows a base image, and nothing else."""
     if not shutil.which("podman"):
         pytest.skip("needs the command podman (Debian: podman)")
+    with space():  # from the first one on, what is mounted in /run/netns is seen on the node
+        pass
     with TemporaryDirectory(prefix="portranger-") as name:
         folder = Path(name)
         pipe = subprocess.PIPE

@@ -1,0 +1,106 @@
+"""What the daemon lets others know: its log, the status that is served and that the service manager
+shows, and words to whoever wrote a manifest."""
+
+import os
+import time
+from importlib.metadata import version
+
+from agent.commands.common import counted
+from agent.devices import Devices
+from agent.keeper import Keeper
+from agent.kernel.pods import POD
+from agent.log import Log
+from agent.notify import Notifier
+from agent.sources.meaning import Meaning, Source, Tiding
+from agent.status import Standing, State, Status
+from rules.problems import Problem
+from rules.values import replace
+
+
+class News:
+    """Of one run; `status` is a value that is replaced, for other threads to read."""
+
+    def __init__(self, log: Log, notifier: Notifier, devices: Devices) -> None:
+        self._log, self._notifier, self._devices = log, notifier, devices
+        self._problems: frozenset[Problem] = frozenset()
+        self._skipped: frozenset[str] = frozenset()
+        self.status = Status(
+            version=version("portranger"), pid=os.getpid(), started=time.time(), source=""
+        )
+
+    def more(self) -> bool:
+        """Whether more is known of devices than was published."""
+        return self._devices.news()
+
+    def tell(self, source: Source) -> None:
+        """What is new in what the source says: in the log, and to whoever wrote it there."""
+        meaning = source.meaning
+        if meaning.unreadable:
+            fix = "what was running goes on"
+            self._log.once("source", "warning", "source away", why=meaning.unreadable, so=fix)
+        elif self.status.unreadable:
+            self._log.settled("source")
+            self._log.info("source back", source=source)
+        found = frozenset(meaning.problems)
+        for problem in sorted(found - self._problems, key=str):
+            kept = problem.file in meaning.held
+            so = "the last good meaning of it goes on" if kept else "nothing of it is applied"
+            self._log.warning("bad manifest", problem=str(problem), so=so)
+            conflict = problem.code in ("conflict", "pod-claimed-twice")
+            tiding = Tiding.CONFLICT if conflict else Tiding.REJECTED
+            source.tell(problem.file, tiding, f"{problem.at('', 0)} {so.capitalize()}.")
+        for file in sorted({one.file for one in self._problems} - {one.file for one in found}):
+            self._log.info("manifest mended or removed", file=file)
+        self._problems = found
+        for line in sorted(set(meaning.skipped) - self._skipped):
+            self._log.info("skipped", what=line)
+        self._skipped = frozenset(meaning.skipped)
+
+    def publish(self, source: Source, keeper: Keeper) -> None:
+        """How everything stands now, for whoever asks."""
+        meaning = source.meaning
+        standings = self._with_devices(meaning, keeper.standings)
+        states = {one.state for one in standings}
+        readable = not meaning.unreadable
+        self.status = replace(
+            self.status,
+            ready=keeper.tried and readable and State.FAILING not in states,
+            synced=time.time()
+            if readable and states <= {State.IN_SYNC, State.PENDING}
+            else self.status.synced,
+            source=str(source),
+            traffic=source.traffic(),
+            unreadable=meaning.unreadable,
+            manifests=meaning.count,
+            problems=meaning.problems,
+            held=meaning.held,
+            namespaces=standings,
+        )
+        self._notifier.status(self.summary)
+
+    @property
+    def summary(self) -> str:
+        """All of it in a line."""
+        counts = dict.fromkeys(State, 0)
+        for standing in self.status.namespaces:
+            counts[standing.state] += 1
+        said = [f"{count} {state.value}" for state, count in counts.items() if count]
+        problems = len(self.status.problems)
+        said += [f"{counted(problems, 'problem')} in manifests"] if problems else []
+        return f"Namespaces: {', '.join(said) or 'none'}"
+
+    def _with_devices(
+        self, meaning: Meaning, standings: tuple[Standing, ...]
+    ) -> tuple[Standing, ...]:
+        """With a note on each network resource of a pod: which device backs it."""
+        notes: dict[str, list[str]] = {}
+        for machine in meaning.machines:
+            for other in machine.not_ours if machine.netns.startswith(POD) else ():
+                devices = self._devices.of(machine.netns) if other.resource else {}
+                if link := devices.get(other.resource):
+                    note = f"{machine}/{other.interface}: {other.resource} is the device {link}"
+                    notes.setdefault(machine.netns, []).append(note)
+        return tuple(
+            replace(one, notes=(*one.notes, *notes[one.netns])) if one.netns in notes else one
+            for one in standings
+        )
