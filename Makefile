@@ -16,8 +16,7 @@ BIN := $(VENV)/bin
 # python-iptables is built from source.
 PYTHON_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev
 RUNTIME_PACKAGES := $(PYTHON_PACKAGES) libnftables1 iproute2
-TEST_PACKAGES := $(RUNTIME_PACKAGES) nftables conntrack iptables debootstrap systemd-container
-KUBE_PACKAGES := $(TEST_PACKAGES) openssl
+TEST_PACKAGES := $(RUNTIME_PACKAGES) nftables conntrack iptables debootstrap systemd-container podman openssl
 
 # Where `make install` puts things. DESTDIR comes before every path, and no installed file names it.
 PREFIX ?= /usr/local
@@ -102,7 +101,7 @@ format: venv ## put the code in its shape, and mend what ruff can mend
 	$(BIN)/ruff format .
 
 .PHONY: kube-assets
-kube-assets: packages-kube venv ## build the API server that tests need, once: minutes, and Go; or set KUBEBUILDER_ASSETS
+kube-assets: packages-test venv ## build the API server that tests need, once: minutes, and Go; or set KUBEBUILDER_ASSETS
 	@$(BIN)/python -m tests.kubernetes.assets
 
 ##@ Set it up
@@ -135,12 +134,11 @@ help: ## print this
 
 # ------------------------------------------------------------------------------ Debian packages
 
-.PHONY: packages-python packages-runtime packages-test packages-kube
+.PHONY: packages-python packages-runtime packages-test
 packages-python: PACKAGES := $(PYTHON_PACKAGES)
 packages-runtime: PACKAGES := $(RUNTIME_PACKAGES)
 packages-test: PACKAGES := $(TEST_PACKAGES)
-packages-kube: PACKAGES := $(KUBE_PACKAGES)
-packages-python packages-runtime packages-test packages-kube:
+packages-python packages-runtime packages-test:
 	@$(install_packages)
 
 # A peer that cannot be installed is named, and the others are measured. Where systemd runs, firewalld

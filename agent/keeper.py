@@ -376,7 +376,8 @@ class Keeper:
             why = f"no manifest is for it any more, and it cannot be cleared yet: {failure}"
             self._stand(kept, State.PENDING, why)
         else:
-            self._stand(kept, State.FAILING, str(failure))
+            state = State.REFUSED if isinstance(failure, Tampered) else State.FAILING
+            self._stand(kept, state, str(failure))
 
     def _judge(self, kept: Kept) -> None:
         """How a namespace stands that was looked at with success."""

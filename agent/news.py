@@ -66,7 +66,7 @@ class News:
             self.status,
             ready=keeper.tried and readable and State.FAILING not in states,
             synced=time.time()
-            if readable and states <= {State.IN_SYNC, State.PENDING}
+            if readable and states <= {State.IN_SYNC, State.PENDING, State.REFUSED}
             else self.status.synced,
             source=str(source),
             traffic=source.traffic(),

@@ -20,6 +20,7 @@ class State(enum.Enum):
     IN_SYNC = "in sync"
     PENDING = "pending"  # it, or a link or address in it, is not there yet
     FAILING = "failing"  # the last try failed; another follows
+    REFUSED = "refused"  # what was found in its place is not to be trusted
     CONFLICT = "conflict"  # some of its manifests are refused for what others of them claim
 
 

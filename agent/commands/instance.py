@@ -11,7 +11,7 @@ from agent.errors import Failure, NotPermitted
 from agent.sources.answers import Denied, Missing
 from agent.sources.api import Api
 from agent.sources.files import Snapshot
-from agent.sources.vmis import KIND, Object, place, placed, trimmed
+from agent.sources.vmis import KIND, MOST_RANGES, Object, place, placed, trimmed
 from rules.desired import desire
 from rules.manifests import read
 from rules.manifests.metadata import is_ours
@@ -93,7 +93,7 @@ def fetched(api: Api, namespace: str, name: str, console: Console) -> Instance:
             console.warn(f"{at} does not reach it: write it below spec.template.metadata.")
         thing = _made_from(thing)
     label, document = f"{kind}/{namespace}/{name}", trimmed(thing)
-    reading = read(document, netns=label, tenant=True)
+    reading = read(document, netns=label, tenant=True, limit=MOST_RANGES)
     below = TEMPLATE if kind == VM else ()
     problems = [replace(one.at(label, 0), path=(*below, *one.path)) for one in reading.problems]
     machines = [_entered(machine, document) for machine in reading.machines]

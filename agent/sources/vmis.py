@@ -17,6 +17,7 @@ PATH = "/apis/kubevirt.io/v1/virtualmachineinstances"
 NODE = "kubevirt.io/nodeName"
 TARGET = "kubevirt.io/migrationTargetNodeName"  # there while a migration to that node lasts
 FINAL = ("Succeeded", "Failed")
+MOST_RANGES = 1024  # and ports of one instance: all on a node share its memory
 POD = "pod:"
 
 # Of what is not named here nothing is kept; how a network card looks to the guest is KubeVirt's.
@@ -131,7 +132,7 @@ def decoded(text: str) -> Object:
 
 def understood(vmi: Vmi, document: Object) -> tuple[tuple[Machine, ...], tuple[Problem, ...]]:
     """The machine that it declares, not placed anywhere yet, and what is wrong with it."""
-    reading = read(document, netns=vmi.label, tenant=True)
+    reading = read(document, netns=vmi.label, tenant=True, limit=MOST_RANGES)
     problems = tuple(problem.at(vmi.label, 0) for problem in reading.problems)
     return tuple(replace(one, origin=f"{vmi.label}:0") for one in reading.machines), problems
 

@@ -218,7 +218,7 @@ def test_a_socket_of_another_is_refused_and_told(machines: Machines, node: Agent
         folder.mkdir(parents=True)
         (folder / "launcher-sock").symlink_to(victim.socket)
         machines.make(instance("thief", node.name, "22", pods={mine: node.name}))
-        assert daemon.is_in("failing", f"pod:{mine}")
+        assert daemon.is_in("refused", f"pod:{mine}")
         assert comes_to_say(machines, "thief", "PortsRefused")
         assert daemon.metric("pods_refused_total") >= 1
         assert not forwarded(netns)
@@ -232,7 +232,7 @@ def test_an_instance_cannot_take_the_pod_that_serves_another(
     with pod() as netns, node.daemons.running() as daemon:
         thief = machines.make(instance("thief", node.name, "22", pods={uid: node.name}))
         with launcher(node.kubelet, uid, netns, instance=pod_uid()):
-            assert daemon.is_in("failing", f"pod:{uid}")
+            assert daemon.is_in("refused", f"pod:{uid}")
             assert comes_to_say(machines, "thief", "PortsRefused", "serves")
             assert not forwarded(netns)
         with launcher(node.kubelet, uid, netns, instance=thief["metadata"]["uid"]):
@@ -246,7 +246,7 @@ def test_the_nodes_own_namespace_is_never_entered(machines: Machines, node: Agen
         node.daemons.running() as daemon,
     ):
         machines.make(instance("thief", node.name, "22", pods={uid: node.name}))
-        assert daemon.is_in("failing", f"pod:{uid}")
+        assert daemon.is_in("refused", f"pod:{uid}")
         assert comes_to_say(machines, "thief", "PortsRefused", "node's own network namespace")
         assert not handles(node.daemons.home)
 

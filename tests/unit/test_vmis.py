@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from agent.sources.feedback import Bucket, over_all, per_object, shortened
 from agent.sources.files import understood as understood_file
 from agent.sources.vmis import (
+    MOST_RANGES,
     Vmi,
     decoded,
     heard,
@@ -20,6 +22,8 @@ from agent.sources.vmis import (
     trimmed,
     understood,
 )
+from rules.model import Machine
+from rules.problems import Problem
 
 Json = Any
 POD, OTHER = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"
@@ -252,3 +256,21 @@ def test_a_bucket_gives_so_many_at_once_and_then_so_many_a_second() -> None:
 def test_a_long_text_is_cut_between_characters(text: str, most: int, short: str) -> None:
     assert shortened(text, most) == short
     assert len(short.encode()) <= most
+
+
+def test_one_instance_cannot_fill_the_memory_that_all_on_a_node_share() -> None:
+    ranges = ",".join(str(port) for port in range(2, 2 * MOST_RANGES + 4, 2))
+    said, problems = understood_as(ranges)
+    assert not said
+    assert [problem.code for problem in problems] == ["too-many-ranges"]
+    said, problems = understood_as(ranges.rpartition(",")[0])
+    assert said
+    assert not problems
+
+
+def understood_as(ranges: str) -> tuple[tuple[Machine, ...], tuple[Problem, ...]]:
+    document = copy.deepcopy(WHOLE)
+    document["metadata"]["annotations"]["portranger.io/port-ranges"] = ranges
+    vmi = heard(trimmed(document))
+    assert vmi is not None
+    return understood(vmi, decoded(vmi.text))
