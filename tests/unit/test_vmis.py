@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any
 
@@ -269,7 +268,7 @@ def test_one_instance_cannot_fill_the_memory_that_all_on_a_node_share() -> None:
 
 
 def understood_as(ranges: str) -> tuple[tuple[Machine, ...], tuple[Problem, ...]]:
-    document = copy.deepcopy(WHOLE)
+    document = copy()
     document["metadata"]["annotations"]["portranger.io/port-ranges"] = ranges
     vmi = heard(trimmed(document))
     assert vmi is not None
