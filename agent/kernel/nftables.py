@@ -60,8 +60,22 @@ class Nftables:
         _load(LIBRARY)
         self._netlink = netlink()
         self._made: nftables.Nftables | None = None
-        self.known = known
+        self._known = known
+        self._foreseen: tuple[Generation, Callable[[], Observed]] | None = None
         self._rules: dict[tuple[str, str, str], Rule] = {}
+
+    @property
+    def known(self) -> Known | None:
+        """What there was at the last look or, after a commit, what there is if nobody else has been
+        there: worked out when somebody asks, and the rules are long effective."""
+        if self._foreseen is not None:
+            generation, foreseen = self._foreseen
+            self.known = generation, foreseen()
+        return self._known
+
+    @known.setter
+    def known(self, known: Known | None) -> None:
+        self._known, self._foreseen = known, None
 
     @property
     def _context(self) -> nftables.Nftables:
@@ -140,7 +154,8 @@ class Nftables:
         done = list(chain(*parts))
         told = len(handles) == sum(isinstance(step, AddRule | AddLookup) for step in done)
         if known and told and is_for(plan, known[1]) and not has_copies(known[1]):
-            self.known = known[0].after(len(parts)), carried_out(done, known[1], handles)
+            foreseen = functools.partial(carried_out, done, known[1], handles)
+            self._foreseen = known[0].after(len(parts)), foreseen
 
     def _write(self, content: bytes, plan: Plan) -> list[int]:
         """The handles of its rules."""

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 import pytest
 
 from rules.conflicts import conflicts
-from rules.desired import LABEL_BYTES, desire, is_global, label
+from rules.desired import LABEL_BYTES, Made, desire, is_global, label
 from rules.model import Chain, Family, Guest, Machine, Pending, Rule, Surroundings, Sysctl
 from rules.problems import Problem
 from rules.values import replace
@@ -436,3 +436,26 @@ def test_a_file_name_with_a_colon_is_still_a_file_name() -> None:
     one, other = machine("tcp 22"), machine("tcp 22", name="vm2", origin="odd:name.yaml:12")
     (problem,) = conflicts([one, other])
     assert (problem.file, problem.line) == ("odd:name.yaml", 12)
+
+
+# -------------------------------------------------------------------------- made once, known again
+
+
+def test_what_was_made_the_last_time_is_the_very_same_the_next_time() -> None:
+    made: Made = {}
+    first = desire([machine("tcp 22", "tcp 1000-8000")], POD, made)
+    again = desire([machine("tcp 22", "tcp 1000-8001")], POD, made)
+    assert again == desire([machine("tcp 22", "tcp 1000-8001")], POD)
+    known = {id(rule) for rule in first.rules}
+    same = {str(rule.ports) for rule in again.rules if rule.ports and id(rule) in known}
+    assert same == {"22"}
+
+
+def test_what_is_no_longer_wanted_is_no_longer_remembered() -> None:
+    made: Made = {}
+    desire([machine("tcp 22", "tcp 1000-8000")], POD, made)
+    desire([machine("tcp 22")], POD, made)
+    kept = {str(rule.ports) for rules in made.values() for same in rules.values() for rule in same}
+    assert kept == {"22"}
+    desire([], POD, made)
+    assert made == {}

@@ -371,3 +371,19 @@ def test_settings_are_in_order_of_their_names() -> None:
 
 def test_a_plan_with_nothing_in_it_is_empty() -> None:
     assert Plan(netns="blue").empty
+
+
+@pytest.mark.parametrize(
+    ("wanted", "observed", "expected"),
+    [
+        pytest.param(want(egress()), Observed(mapped={}), True, id="a first table"),
+        pytest.param(want(egress(), forward()), scattered(egress()), True, id="a rule more"),
+        pytest.param(want(egress()), scattered(egress(), forward()), False, id="a rule less"),
+        pytest.param(want(egress()), held(egress(), unsound="flags"), False, id="a table anew"),
+        pytest.param(want(), scattered(egress()), False, id="the end of the table"),
+        pytest.param(want(*CROWD), scattered(*CROWD[:3]), False, id="rules become a map"),
+        pytest.param(want(*CROWD), Observed(mapped={}), True, id="a first map"),
+    ],
+)
+def test_a_plan_only_adds(wanted: Desired, observed: Observed, expected: bool) -> None:
+    assert diff("blue", wanted, observed).only_adds is expected
