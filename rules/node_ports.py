@@ -10,16 +10,18 @@ other protocol later. Two ports of one Service may share numbers if their protoc
 API server does for DNS, wish for udp what tcp was given.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
+from types import MappingProxyType
 
 from rules.model import Protocol
 from rules.ports import HIGHEST, PortRange
-from rules.problems import Path, Problem
+from rules.problems import Problem
 from rules.values import Value
 
 Pick = Callable[[int], int]  # any of 0 to n - 1, like random.Random().randrange
+Held = tuple["Holder", PortRange]
 Gap = tuple[int, int]  # the first and the last of some free ports; there are too many for Values
 
 
@@ -56,37 +58,29 @@ class Holder(Value):
         return f"{self.owner}{port} ({self.protocol.value})"
 
 
-Held = tuple[Holder, PortRange]
-
-
 class Allocations(Value):
-    """Who holds what, in order of the holders. Begin with none, or rebuild them."""
+    """Who holds what. Begin with none, or rebuild them."""
 
     bands: Bands
-    held: tuple[Held, ...] = ()
+    held: Mapping[Holder, PortRange] = MappingProxyType({})
 
-    def of(self, holder: Holder) -> PortRange | None:
-        found = self.held[(place := _place(self.held, holder)) : place + 1]
-        return found[0][1] if found and found[0][0] == holder else None
+    @property
+    def pairs(self) -> list[Held]:
+        """All of them, in order."""
+        return sorted(self.held.items(), key=_order)
 
     def available(self, within: PortRange) -> int:
         """How many numbers of the range, or of a band, nobody holds for any protocol."""
-        gaps = _between(within.first, within.last, _gaps(self))
-        return sum(last - first + 1 for first, last in gaps)
+        return sum(b - a + 1 for a, b in _between(within.first, within.last, _gaps(self)))
 
 
 class Refused(Value, kw_only=True):
-    """Why somebody does not get what it asked for."""
+    """Why somebody does not get what it asked for; only the asker knows the path to add."""
 
     holder: Holder
-    code: str
-    what: str
-    fix: str
+    problem: Problem
     held_by: Holder | None = None
     longest: PortRange | None = None  # free run, the first of several
-
-    def problem(self, path: Path) -> Problem:
-        return Problem(code=self.code, path=path, what=self.what, fix=self.fix)
 
 
 def rebuild(bands: Bands, live: Iterable[Held]) -> tuple[Allocations, tuple[Refused, ...]]:
@@ -96,24 +90,25 @@ def rebuild(bands: Bands, live: Iterable[Held]) -> tuple[Allocations, tuple[Refu
     """
     kept, refused, numbers = dict[Holder, PortRange](), list[Refused](), set[int]()
     for holder, ports in live:
-        if kept.get(holder) == ports:
+        if holder in kept:
             continue
         mine = range(ports.first, ports.last + 1)
-        lone = holder not in kept and numbers.isdisjoint(mine)  # most are: compare with no other
-        if why := _unfit(bands, () if lone else kept.items(), holder, ports):
+        others = () if numbers.isdisjoint(mine) else kept.items()  # mostly none to compare with
+        if why := _unfit(bands, others, holder, ports):
             refused.append(why)
         else:
             kept[holder] = ports
             numbers.update(mine)
-    return Allocations(bands, tuple(sorted(kept.items(), key=_order))), tuple(refused)
+    return Allocations(bands, kept), tuple(refused)
 
 
 def assign(known: Allocations, holder: Holder, wish: PortRange) -> Allocations | Refused:
     """These very ports, of either band, in place of what it may hold."""
-    if known.of(holder) == wish:
+    if known.held.get(holder) == wish:
         return known
     rest = release(known, holder)
-    return _unfit(rest.bands, rest.held, holder, wish) or _with(rest, holder, wish)
+    why = _unfit(known.bands, rest.held.items(), holder, wish)
+    return why or Allocations(known.bands, {**rest.held, holder: wish})
 
 
 def allocate(
@@ -123,31 +118,22 @@ def allocate(
 
     None that are to be avoided, such as those the node listens on; but what is held is kept.
     """
-    held = known.of(holder)
+    bands, held = known.bands, known.held.get(holder)
     if held and len(held) == count:
         return known
     rest = release(known, holder)
     gaps = _gaps(rest, avoid)
-    first = _kept(held, count, gaps) or _found(known.bands, count, gaps, pick)
+    first = held.first if held and _stays(held, count, gaps) else _found(bands, count, gaps, pick)
     if first is None:
-        return _exhausted(known.bands, holder, count, gaps)
-    return _with(rest, holder, PortRange(first, first + count - 1))
+        return _exhausted(bands, holder, count, gaps)
+    return Allocations(bands, {**rest.held, holder: PortRange(first, first + count - 1)})
 
 
 def release(known: Allocations, *holders: Holder) -> Allocations:
     """Without what these hold, if they do."""
-    if not any(map(known.of, holders)):
+    if known.held.keys().isdisjoint(holders):
         return known
-    return Allocations(known.bands, tuple(one for one in known.held if one[0] not in holders))
-
-
-def _with(known: Allocations, holder: Holder, ports: PortRange) -> Allocations:
-    held, place = known.held, _place(known.held, holder)
-    return Allocations(known.bands, (*held[:place], (holder, ports), *held[place:]))
-
-
-def _place(held: tuple[Held, ...], holder: Holder) -> int:
-    return bisect_left(held, (holder.owner, holder.port, holder.protocol.value), key=_order)
+    return Allocations(known.bands, {one: p for one, p in known.held.items() if one not in holders})
 
 
 def _order(held: Held) -> tuple[str, str, str]:
@@ -159,13 +145,14 @@ def _unfit(bands: Bands, held: Iterable[Held], holder: Holder, wish: PortRange) 
     if wish.first < bands.ports.first or wish.last > bands.ports.last:
         what = f"{wish} is not within the node ports {bands.ports}"
         fix = "Choose from these, or change node_ports.range."
-        return Refused(holder=holder, code="node-port-outside", what=what, fix=fix)
-    for other, ports in held:
-        may_share = other.owner == holder.owner and other.protocol is not holder.protocol
-        if other == holder or (ports.overlaps(wish) and not may_share):
+        problem = Problem(code="node-port-outside", path=(), what=what, fix=fix)
+        return Refused(holder=holder, problem=problem)
+    for other, ports in sorted((one for one in held if one[1].overlaps(wish)), key=_order):
+        if other.owner != holder.owner or other.protocol is holder.protocol:
             what = f"{wish} cannot be given: node port {ports} is held by {other}"
             fix = "Choose another, or none to be given one."
-            return Refused(holder=holder, code="node-port-taken", what=what, fix=fix, held_by=other)
+            problem = Problem(code="node-port-taken", path=(), what=what, fix=fix)
+            return Refused(holder=holder, problem=problem, held_by=other)
     return None
 
 
@@ -175,16 +162,14 @@ def _exhausted(bands: Bands, holder: Holder, count: int, gaps: Sequence[Gap]) ->
     left = f"the longest free run is {longest} ({len(longest)})" if longest else "all are taken"
     what = f"no {run} free in {bands.ports}: {left}"
     fix = "Ask for fewer, remove Services, or change node_ports.range."
-    code = "node-ports-exhausted"
-    return Refused(holder=holder, code=code, what=what, fix=fix, longest=longest)
+    problem = Problem(code="node-ports-exhausted", path=(), what=what, fix=fix)
+    return Refused(holder=holder, problem=problem, longest=longest)
 
 
 def _gaps(known: Allocations, avoid: Iterable[PortRange] = ()) -> list[Gap]:
     """What is free, in order."""
-    taken = [(ports.first, ports.last) for _, ports in known.held]
-    taken += [(ports.first, ports.last) for ports in avoid]
     gaps, first = list[Gap](), 0
-    for start, end in sorted(taken):
+    for start, end in sorted((one.first, one.last) for one in (*known.held.values(), *avoid)):
         if first < start:
             gaps.append((first, start - 1))
         first = max(first, end + 1)
@@ -197,31 +182,25 @@ def _between(lowest: int, highest: int, gaps: Iterable[Gap], count: int = 1) -> 
     return [(first, last) for first, last in cut if last - first + 1 >= count]
 
 
-def _kept(held: PortRange | None, count: int, gaps: Sequence[Gap]) -> int | None:
-    """Where it begins now, if it can be so long there: what it keeps then leads where it did."""
-    if not held:
-        return None
+def _stays(held: PortRange, count: int, gaps: Sequence[Gap]) -> bool:
+    """Whether it can be so long where it begins: what it keeps then leads where it did."""
     last = held.first + count - 1
-    grows = any(first <= held.last + 1 and last <= end for first, end in gaps)
-    return held.first if last <= held.last or grows else None
+    return last <= held.last or any(a <= held.last + 1 and last <= b for a, b in gaps)
 
 
 def _found(bands: Bands, count: int, gaps: Sequence[Gap], pick: Pick) -> int | None:
     """Where a run can begin: in the upper band, else where it takes the least of the lower."""
-    highest, upper = bands.ports.last, bands.upper.first
-    if wide := _between(upper, highest, gaps, count):
-        return _drawn(wide, count, pick)
-    wide = _between(bands.ports.first, highest, gaps, count)
-    if wide and wide[-1][1] >= upper:
-        return wide[-1][1] - count + 1
-    return _drawn(wide, count, pick) if wide else None
+    upper = bands.upper.first
+    wide = _between(upper, HIGHEST, gaps, count) or _between(0, HIGHEST, gaps, count)
+    if not wide:
+        return None
+    across = wide[-1][0] < upper <= wide[-1][1]
+    return wide[-1][1] - count + 1 if across else _drawn(wide, count, pick)
 
 
 def _drawn(gaps: Sequence[Gap], count: int, pick: Pick) -> int:
     """Where a run begins: anywhere, but of 8 draws the one in the shortest gap, so that long ones
-    last, and at an end of it unless that has ample room.
-
-    Under churn at 70 % load, one request in 250 so finds no run; by chance alone one in four.
+    last; and at an end of it unless that has ample room. The property tests tell how well it does.
     """
     ways = list(accumulate(last - first + 2 - count for first, last in gaps))
     draws = [(bisect_right(ways, way), way) for way in (pick(ways[-1]) for _ in range(8))]
