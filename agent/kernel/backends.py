@@ -53,7 +53,7 @@ class Backends:
     def kubevirt(self) -> frozenset[Family]:
         """In which families KubeVirt's own chains are live."""
         modern = self.tables if isinstance(self.tables, Nftables) else self.other
-        return modern.kubevirt() if isinstance(modern, Nftables) else frozenset()
+        return modern.kubevirt if isinstance(modern, Nftables) else frozenset()
 
     @property
     def generation(self) -> Generation | None:
@@ -71,7 +71,7 @@ def chosen(asked: str, descriptor: int, workers: Workers, known: Known | None = 
     """The backend of the namespace this thread is in."""
     if asked == IPTABLES:
         other = _nftables_if_usable(descriptor, known)
-        if other is not None and other.kubevirt():
+        if other is not None and other.kubevirt:
             other.close()
             raise Failure(
                 "KubeVirt's own chains are live here, and iptables cannot come before them",
@@ -90,7 +90,7 @@ def chosen(asked: str, descriptor: int, workers: Workers, known: Known | None = 
         return Backends(NFTABLES, "asked for", modern, _usable(legacy))
     if ours:
         return Backends(NFTABLES, "our table is there", modern, legacy)
-    if modern.kubevirt():
+    if modern.kubevirt:
         reason = "KubeVirt's own chains are there, and ours must come before them"
         return Backends(NFTABLES, reason, modern, _usable(legacy))
     if legacy is not None:

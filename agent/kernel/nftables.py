@@ -89,8 +89,9 @@ class Nftables:
             self._made.set_handle_output(True)
         return self._made
 
+    @functools.cached_property
     def kubevirt(self) -> frozenset[Family]:
-        """In which families KubeVirt's own chains are live."""
+        """In which families KubeVirt's own chains are live, when first asked."""
         return kubevirt_in(self._netlink)
 
     def observe(self) -> Observed:
