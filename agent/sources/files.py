@@ -222,11 +222,6 @@ def understood(file: str, text: str, netns: str | None = None, most: int = MOST_
         for machine, path in zip(reading.machines, reading.places, strict=True):
             machines.append(replace(machine, origin=f"{file}:{locate(index, path)}"))
         skipped += [f"{file}:{locate(index, one.path)}: {one}" for one in reading.skipped]
-        for service, path in zip(reading.services, reading.service_places, strict=True):
-            line = locate(index, path)
-            skipped.append(f"{file}:{line}: {service} is not published by this version yet")
-        for pod, path in zip(reading.pods, reading.pod_places, strict=True):
-            skipped.append(f"{file}:{locate(index, path)}: {pod} is checked, and needs nothing")
         count += reading.count
     return Text(
         file=file,
