@@ -170,8 +170,7 @@ def _gaps(known: Allocations, avoid: Iterable[PortRange] = ()) -> list[Gap]:
     """What is free, in order."""
     gaps, first = list[Gap](), 0
     for start, end in sorted((one.first, one.last) for one in (*known.held.values(), *avoid)):
-        if first < start:
-            gaps.append((first, start - 1))
+        gaps.append((first, start - 1))  # may be none
         first = max(first, end + 1)
     return _between(known.bands.ports.first, known.bands.ports.last, [*gaps, (first, HIGHEST)])
 

@@ -188,6 +188,7 @@ def test_all_states_are_told_always() -> None:
         "in_sync",
         "pending",
         "failing",
+        "refused",
         "conflict",
     }
     made.status = node(

@@ -184,6 +184,7 @@ def test_to_ask_for_no_ports_is_a_mistake(count: int, state: Allocations) -> Non
         pytest.param([], 40, "100-139", id="everything"),
         pytest.param(["120-139"], 5, "115-119", id="across, from where the upper is free"),
         pytest.param(["118", "121-139"], 3, "115-117", id="across, with two of three above"),
+        pytest.param(["100-109", "117-139"], 3, "114-116", id="across, with one of three above"),
         pytest.param(["116-139", "100-110"], 5, "111-115", id="all of it in the lower band"),
         pytest.param(["116-127", "134-139"], 6, "128-133", id="the one gap that fits"),
     ],
@@ -341,6 +342,11 @@ def test_ports_that_share_numbers_can_grow_one_after_the_other() -> None:
     grown = granted(allocate(state, SIP, 8, chance()))
     assert grown.held[SIP] == ports("120-127")
     assert granted(assign(grown, SIP_TCP, ports("120-127"))).held[SIP_TCP] == ports("120-127")
+
+
+def test_a_port_that_shares_its_numbers_can_be_cut() -> None:
+    state = known((SIP, "120-124"), (SIP_TCP, "120-124"), (WEB, "125"))
+    assert {given(state, SIP, 3, seed) for seed in range(5)} == {"120-122"}
 
 
 # -------------------------------------------------------------------------------------- rebuilt
