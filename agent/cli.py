@@ -249,6 +249,21 @@ def explain(**options: Any) -> int:
 
 
 @portranger.command()
+@files
+@click.option(
+    "--to",
+    type=click.Choice(["ranges", "ports", "annotations"]),
+    required=True,
+    help="portRanges where there are such, every port by itself, or named ports with annotations.",
+)
+def convert(paths: tuple[str, ...], to: str) -> int:
+    """Print manifests with their port ranges in another spelling."""
+    from agent.commands.convert import convert as command
+
+    return command(paths, this_process(), to=to)
+
+
+@portranger.command()
 @many_netns
 @backend
 @yes

@@ -115,14 +115,14 @@ class Daemon:
         if config.source == "kubernetes":
             from agent.sources.kubernetes import connected
 
-            cluster = connected(config.kubernetes, self._store, self._reads)
+            cluster = connected(config.kubernetes, self._store, self._reads, self._serves)
             for warning in cluster.warnings:
                 self._warn(warning)
             return cluster
         return Directory(config.manifests, self._store, Watch(config.manifests), self._reads)
 
     def _use(self, source: Source) -> None:
-        self._source = source
+        self._source, self._made_of = source, _source_of(self._config)
         for descriptor in source.filenos():
             self._epoll.register(descriptor, select.EPOLLIN)
 
@@ -313,7 +313,8 @@ class Daemon:
                 self._serve()
             raise
         finally:
-            if _source_of(self._config) != _source_of(old):
+            # What a kubeconfig names may have changed in place.
+            if _source_of(self._config) != self._made_of or config.source == "kubernetes":
                 self._move()
 
     def _move(self) -> None:
@@ -351,6 +352,9 @@ class Daemon:
         lookups = {lookup_of(one.rule) for one in standing.live if not one.handle}
         maps = sorted(name(lookup) for lookup in lookups if lookup)
         return counters.read(standing.netns, standing.identity, maps, self._kernel.found)
+
+    def _serves(self, uid: str) -> str:
+        return self._pods.serves(uid)
 
     def _resources(self, netns: str) -> Mapping[str, str]:
         """For whoever asks, in whichever thread."""

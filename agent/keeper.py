@@ -314,7 +314,11 @@ class Keeper:
             sysctls={sysctl.name: sysctl.value for sysctl in desired.sysctls},
         )
         kept.standing = replace(
-            kept.standing, live=outcome.live, pending=desired.pending, notes=desired.notes
+            kept.standing,
+            live=outcome.live,
+            beside=bool(outcome.surroundings.kubevirt),
+            pending=desired.pending,
+            notes=desired.notes,
         )
         if outcome.drift:
             self._drifted(kept, outcome.drift, now)

@@ -43,8 +43,11 @@ class News:
             self._log.info("source back", source=source)
         found = frozenset(meaning.problems)
         for problem in sorted(found - self._problems, key=str):
-            kept = problem.file in meaning.held
-            so = "the last good meaning of it goes on" if kept else "nothing of it is applied"
+            so = "nothing of it is applied"
+            if problem.file in meaning.held:
+                so = "the last good meaning of it goes on"
+            elif problem.file in meaning.shut:
+                so = "until it is mended, no port of it is open"
             self._log.warning("bad manifest", problem=str(problem), so=so)
             conflict = problem.code in ("conflict", "pod-claimed-twice")
             tiding = Tiding.CONFLICT if conflict else Tiding.REJECTED

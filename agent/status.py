@@ -51,6 +51,7 @@ class Standing(Value, kw_only=True):
     reason: str = ""
     live: tuple[Live, ...] = ()  # as last seen
     identity: object = None  # which namespace had that name when it was seen
+    beside: bool = False  # KubeVirt's own chains are live there
     pending: tuple[Pending, ...] = ()
     notes: tuple[str, ...] = ()
     change: Change | None = None
@@ -63,11 +64,6 @@ class Standing(Value, kw_only=True):
         return tuple(
             one for one in self.live if one.rule.chain is Chain.PREROUTING and not one.rule.guards
         )
-
-    @property
-    def guarded(self) -> bool:
-        """Whether KubeVirt's own chains are live beside ours, which keep other ports shut."""
-        return any(one.rule.guards for one in self.live)
 
 
 class Status(Value, kw_only=True):
@@ -113,7 +109,7 @@ def _standing_json(standing: Standing) -> Json:
         "why": standing.why or None,
         "backend": standing.backend or None,
         "reason": standing.reason or None,
-        "mode": ("extend" if standing.guarded else "own") if standing.live else None,
+        "mode": ("extend" if standing.beside else "own") if standing.live else None,
         "rules": len(standing.live),
         "ranges": [_range_json(one) for one in standing.ranges],
         "pending": [{"owner": one.owner, "reason": one.reason} for one in standing.pending],

@@ -277,9 +277,9 @@ def _rules(
         key = protocol, ports.first if ports else 0, ports.last if ports else 0
         now[key] = known.get(key) or tuple(_forwards(place, protocol, ports))
         yield from now[key]
-    if place.shared:
+    if place.shared or (masquerade.guarded and not everything):
         yield from _guards(place)
-    else:
+    if not place.shared:
         yield Rule(chain=Chain.POSTROUTING, family=family, owner=owner, source=place.guest)
     for source in (LOOPBACK, PROXY) if place.proxied else (LOOPBACK,):
         if place.inside:

@@ -99,6 +99,19 @@ class Pods:
         finally:
             os.close(descriptor)
 
+    def serves(self, uid: str) -> str:
+        """The UID of the instance that the pod's launcher was started for; empty: not known."""
+        try:
+            with _explained(_checked(uid)):
+                listener = self._listener(uid)
+                if listener is None:
+                    return ""
+                with suppress(*GONE), self._of_pod(uid, listener) as process:
+                    return instance_of(_read("cmdline", process))
+        except Failure:
+            pass
+        return ""
+
     def resources(self, uid: str) -> dict[str, str]:
         """Which link stands for each network resource, as the launcher's environment tells: what
         the pod says of itself. Not for a thread that others wait for: the memory that it is read

@@ -12,6 +12,7 @@ from agent.sources.files import Text, content, is_manifest, label, understood
 from agent.sources.meaning import Enough, Meaning, Progress, Tiding
 from agent.sources.settled import settle
 from agent.sources.store import Store
+from agent.sources.vmis import pods_of
 from agent.sources.watch import Watch
 from rules.problems import Problem
 from rules.values import Value, replace
@@ -44,6 +45,7 @@ class Directory:
         self._stirred: set[str] | None = None  # paths that are to be read again; None: all
         self._texts = store.load()  # the last good ones, by label
         self._said: dict[str, Text] = {}
+        self._strange = frozenset(name for text in self._texts.values() for name in pods_of(text))
         for file, text in sorted(self._texts.items()):
             self._said[file] = understood(file, text)
             beat()
@@ -58,7 +60,7 @@ class Directory:
     @property
     def namespaces(self) -> frozenset[str]:
         """Where the machines are that files were last known to declare."""
-        return frozenset(one.netns for said in self._meanings.values() for one in said)
+        return self._strange | {one.netns for said in self._meanings.values() for one in said}
 
     def read(self, stirred: Iterable[str] | None = None, beat: Progress = lambda: None) -> Meaning:
         """Look at what changed: at these paths, and at all that look different; None: at all."""

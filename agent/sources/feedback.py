@@ -104,6 +104,7 @@ class Feedback:
         self._queue: Queue[_Said | None] = Queue(MOST_WAITING)  # None: there is no more
         self._written: OrderedDict[tuple[str, ...], _Entry] = OrderedDict()
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._late: dict[str, _Said] = {}  # by object, the last that it had no tokens left for
         self._all = over_all(clock())
         self._stop = Event()
         self._unheard = 0
@@ -160,6 +161,7 @@ class Feedback:
     def _pause(self) -> float | None:
         """Until the next thing to be counted up, if there is one."""
         due = [one.patched + PATCHES for one in self._written.values() if one.count > one.told]
+        due += [self._clock() + self._buckets[uid].wait(self._clock()) for uid in self._late]
         return max(0.0, min(due) - self._clock()) if due else None
 
     def _tell(self, said: _Said) -> None:
@@ -172,20 +174,27 @@ class Feedback:
             return
         bucket = self._buckets.pop(said.reference.uid, None) or per_object(now)
         if bucket.wait(now) > 0:
-            self._cut += 1
+            self._cut += said.reference.uid in self._late
+            self._late[said.reference.uid] = said
             self._buckets[said.reference.uid] = bucket
             return
         self._buckets[said.reference.uid] = bucket.taken(now)
+        self._cut += self._late.pop(said.reference.uid, None) is not None
         entry = _Entry(_name(said), said, now)
         if self._written_down(entry, self._create):
             self._written[said.key] = entry
         for known in (self._written, self._buckets):
             while len(known) > MOST_REMEMBERED:
-                known.popitem(last=False)
+                gone, _ = known.popitem(last=False)
+                self._late.pop(str(gone), None)
 
     def _count_up(self) -> None:
         """Tell how often what was said has happened since; forget what has not for long."""
         now = self._clock()
+        for uid, said in list(self._late.items()):
+            if self._buckets[uid].wait(now) <= 0:
+                del self._late[uid]
+                self._tell(said)
         for key, entry in list(self._written.items()):
             if entry.count > entry.told and now - entry.patched >= PATCHES:
                 entry.patched = now

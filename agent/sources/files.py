@@ -70,7 +70,7 @@ def load(
     """Read every path; `-` is standard input, a directory the manifests directly in it. `most` is
     how many ports and ranges one interface may declare."""
     texts: list[Text] = []
-    for name in _each_once(paths):
+    for name in each_once(paths):
         text = content(name, stdin)
         if isinstance(text, Problem):
             texts.append(Text(file=label(name), problems=(text,)))
@@ -108,7 +108,7 @@ def label(name: str) -> str:
     return STDIN if name == "-" else printable(name, LONGEST_PATH)
 
 
-def _each_once(paths: Iterable[str]) -> list[str]:
+def each_once(paths: Iterable[str]) -> list[str]:
     """The files that are named, directly or by their directory, none of them twice."""
     names: dict[str, str] = {}
     for path in paths:
@@ -222,6 +222,11 @@ def understood(file: str, text: str, netns: str | None = None, most: int = MOST_
         for machine, path in zip(reading.machines, reading.places, strict=True):
             machines.append(replace(machine, origin=f"{file}:{locate(index, path)}"))
         skipped += [f"{file}:{locate(index, one.path)}: {one}" for one in reading.skipped]
+        for service, path in zip(reading.services, reading.service_places, strict=True):
+            line = locate(index, path)
+            skipped.append(f"{file}:{line}: {service} is not published by this version yet")
+        for pod, path in zip(reading.pods, reading.pod_places, strict=True):
+            skipped.append(f"{file}:{locate(index, path)}: {pod} is checked, and needs nothing")
         count += reading.count
     return Text(
         file=file,

@@ -2,7 +2,7 @@
 keep others from writing there: whoever may edit an instance can name anybody's pod. Pure.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from agent.sources.vmis import KIND, POD
 from rules.problems import Problem
@@ -17,9 +17,14 @@ class Granted(Value, kw_only=True):
     contested: Mapping[str, str]  # namespaces that nobody has, with what is wrong there
 
 
-def grant(named: Mapping[str, Iterable[str]], before: Mapping[str, str]) -> Granted:
-    """To every instance the pods that it names; where two name the same it stays with whoever had
-    it before, and of two who did not, neither is guessed."""
+def grant(
+    named: Mapping[str, Iterable[str]],
+    before: Mapping[str, str],
+    served: Callable[[str], str] = lambda _: "",
+) -> Granted:
+    """To every instance the pods that it names; where two name the same it is whose the launcher in
+    it serves. Where that is not known it stays with whoever had it before, and of two who did not,
+    neither is guessed."""
     wanted: dict[str, list[str]] = {}
     for label, pods in named.items():
         for pod in pods:
@@ -28,7 +33,10 @@ def grant(named: Mapping[str, Iterable[str]], before: Mapping[str, str]) -> Gran
     problems: list[Problem] = []
     contested: dict[str, str] = {}
     for pod, labels in sorted(wanted.items()):
-        holder = before.get(pod, "") if len(labels) > 1 else labels[0]
+        holder = labels[0]
+        if len(labels) > 1:
+            serves = served(pod)
+            holder = serves if serves in labels else before.get(pod, "")
         refused = [_contested(label, pod, labels) for label in labels if label != holder]
         if holder in labels:
             holders[pod] = holder

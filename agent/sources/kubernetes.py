@@ -33,6 +33,7 @@ from agent.sources.vmis import (
     place,
     placed,
     recalled,
+    shut,
     understood,
 )
 from rules.model import Machine
@@ -42,6 +43,7 @@ from rules.values import Value, replace
 FOLD = 0.003  # seconds: what is told within so short a time is read together
 LONGEST_FOLD = 0.05
 FIRST = 2.0  # seconds that the first look waits for the API server
+AGAIN = 1.0  # seconds until whose a pod is, that several name, is found out again
 GOODBYE = 0.2  # seconds for a thread to end
 
 
@@ -58,16 +60,19 @@ class _Known(Value, kw_only=True):
 class Cluster:
     """The instances that run on a node, or are about to."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the rest by name
         self,
         credentials: Credentials,
         node: str,
         store: Store,
         beat: Progress = lambda: None,
         *,
+        serves: Callable[[str], str] = lambda _: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._node, self._store, self._clock = node, store, clock
+        """Where several instances name one pod, `serves` tells by its UID which it serves."""
+        self._node, self._store, self._clock, self._serves = node, store, clock, serves
+        self._ask_again: float | None = None  # when, whose a pod is
         self.warnings = credentials.warnings
         self._texts = store.load()  # the last good ones, by label
         self._recalled: dict[str, Vmi] = {}
@@ -104,8 +109,8 @@ class Cluster:
 
     @property
     def due(self) -> float | None:
-        """The threads that listen make themselves heard."""
-        return None
+        """The threads that listen make themselves heard; a launcher does not."""
+        return self._ask_again
 
     def filenos(self) -> tuple[int, ...]:
         """What to poll."""
@@ -114,7 +119,7 @@ class Cluster:
     def heard(self) -> bool:
         """Whether there is something new; a burst is let pass, so that it is read at once."""
         deadline = self._clock() + LONGEST_FOLD
-        new = False
+        new = self._ask_again is not None and self._ask_again <= self._clock()
         while self._drained() and self._clock() < deadline:
             new = True
             time.sleep(FOLD)
@@ -128,7 +133,7 @@ class Cluster:
         """What is known now; only instances of which something changed are read again."""
         if not self._looked:
             self._looked = True
-            self.wait(FIRST)
+            self.wait(FIRST, beat)
         with self._shared.turn:
             views = [one.seen for one in self._followers]
             listed = all(one.listed for one in self._followers)
@@ -145,7 +150,7 @@ class Cluster:
             self.meaning = replace(self.meaning, unreadable=unreadable)
         return self.meaning
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float, beat: Progress = lambda: None) -> bool:
         """For the first word of the API server, good or bad; whether there was one."""
         deadline = self._clock() + seconds
         while not all(one.listed or one.trouble for one in self._followers):
@@ -153,6 +158,7 @@ class Cluster:
             if left <= 0:
                 return False
             time.sleep(min(left, FOLD))
+            beat()
         return True
 
     def is_another(self) -> bool:
@@ -288,17 +294,26 @@ class Cluster:
             label: one.document for label, one in known.items() if label not in settled.held
         }
         held = tuple(sorted(settled.held & self._meanings.keys()))
-        # What one without a meaning declares can run in its own pods only, which nobody else has,
-        # and where nothing is done as long as it has none: nobody else's rules need stay for it.
+        # What one without a meaning declares can run in its own pods only, which nobody else has:
+        # nobody else's rules need stay for it.
         self._meanings = {
             label: machines
             for label, machines in settled.meanings.items()
             if label not in settled.held or label in self._meanings
         }
-        granted = grant({label: one.place.pods for label, one in known.items()}, self._holders)
+        closed = {
+            label: machines
+            for label, one in known.items()
+            if label not in self._meanings and (machines := shut(one.vmi, one.document))
+        }
+        granted = grant(
+            {label: one.place.pods for label, one in known.items()}, self._holders, self._served
+        )
         self._holders = granted.holders
+        self._ask_again = self._clock() + AGAIN if granted.problems else None
         return Meaning(
-            machines=self._everywhere(),
+            machines=self._everywhere({**self._meanings, **closed}),
+            shut=tuple(sorted(closed)),
             problems=(
                 *(problem for one in known.values() for problem in one.problems),
                 *settled.problems,
@@ -316,15 +331,21 @@ class Cluster:
             instances={pod: known[label].vmi.uid for pod, label in granted.holders.items()},
         )
 
-    def _everywhere(self) -> tuple[Machine, ...]:
+    def _served(self, pod: str) -> str:
+        """The instance that the launcher in a pod was started for."""
+        uid = self._serves(pod)
+        labels = [label for label, one in self._known.items() if uid and one.vmi.uid == uid]
+        return labels[0] if labels else ""
+
+    def _everywhere(self, meanings: Mapping[str, tuple[Machine, ...]]) -> tuple[Machine, ...]:
         """Every machine in each of its pods; what did not change is the very same."""
         before, self._placed = self._placed, {}
-        for label, machines in sorted(self._meanings.items()):
+        for label, machines in sorted(meanings.items()):
             where = self._known[label].place
             for machine in machines:
                 for pod in self._pods(label):
                     known = before.get((label, pod))
-                    if known is None or known[0] is not machine or known[1] is not where:
+                    if known is None or known[0] != machine or known[1] is not where:
                         known = machine, where, placed(machine, where, pod)
                     self._placed[label, pod] = known
         return tuple(known[2] for known in self._placed.values())
@@ -335,11 +356,13 @@ class Cluster:
         return tuple(pod for pod in pods if self._holders.get(pod) == label)
 
 
-def connected(config: Kubernetes, store: Store, beat: Progress) -> Cluster:
+def connected(
+    config: Kubernetes, store: Store, beat: Progress, serves: Callable[[str], str]
+) -> Cluster:
     """The source that a configuration names."""
     credentials = load(config.kubeconfig, os.environ)
     node = config.node_name or os.environ.get("NODE_NAME") or socket.gethostname()
-    return Cluster(credentials, node, store, beat)
+    return Cluster(credentials, node, store, beat, serves=serves)
 
 
 def _told(troubles: Iterable[Trouble]) -> str:

@@ -21,6 +21,7 @@ class Meaning(Value, kw_only=True):
     problems: tuple[Problem, ...] = ()
     skipped: tuple[str, ...] = ()
     held: tuple[str, ...] = ()  # files that go on with their last good meaning
+    shut: tuple[str, ...] = ()  # those without one, of which no port is open meanwhile
     unknown: tuple[str, ...] = ()  # bad files without one: what they declare may be running
     count: int = 0
     unreadable: str = ""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from rules.manifests import read
+from rules.manifests.metadata import PORT_END, PORT_RANGES
 from rules.manifests.neighbours import INJECT
 from rules.model import Machine, is_link_name
 from rules.problems import Problem, shown
@@ -26,6 +27,7 @@ _APPEARANCE = ("acpiIndex", "bootOrder", "dhcpOptions", "macAddress", "model", "
 _STATUS = ("activePods", "migrationTransport", "nodeName", "phase")
 _MIGRATION = ("completed", "failed", "sourceNode", "targetNode")
 _INTERFACE = ("name", "podInterfaceName")
+_PORTS = ("ports", "portRanges")
 _UID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 Object = dict[str, object]
@@ -137,6 +139,31 @@ def understood(vmi: Vmi, document: Object) -> tuple[tuple[Machine, ...], tuple[P
     return tuple(replace(one, origin=f"{vmi.label}:0") for one in reading.machines), problems
 
 
+def shut(vmi: Vmi, document: Object) -> tuple[Machine, ...]:
+    """The same machine without a port: what is to be made of one that declares some, in a way that
+    cannot be understood. None, where it declares none or is no machine either way."""
+    metadata, spec = _of(document, "metadata"), _of(document, "spec")
+    annotations = _of(metadata, "annotations")
+    devices = _of(_of(spec, "domain"), "devices")
+    interfaces = _list(devices, "interfaces")
+    ranges = [key for key in annotations if key == PORT_RANGES or key.startswith(PORT_END)]
+    if not ranges and not any(one.get(key) for one in interfaces for key in _PORTS):
+        return ()
+    others = {key: text for key, text in annotations.items() if key == INJECT}
+    bare = {**devices, "interfaces": [_without(one, _PORTS) for one in interfaces]}
+    stripped = {
+        **document,
+        "metadata": {**metadata, "annotations": others},
+        "spec": {**spec, "domain": {"devices": bare}},
+    }
+    machines, _ = understood(vmi, stripped)
+    return tuple(
+        replace(one, masquerade=replace(one.masquerade, claims=()))
+        for one in machines
+        if one.masquerade
+    )
+
+
 def place(document: Object, node: str) -> Place:
     """Where on that node an instance runs, or will: KubeVirt lists all pods it ever had, and tells
     of two while it migrates. One that has ended runs nowhere."""
@@ -159,10 +186,13 @@ def placed(machine: Machine, where: Place, pod: str) -> Machine:
     """The machine in one of its pods."""
     netns = f"{POD}{pod}"
     masquerade = machine.masquerade
-    if masquerade is None or masquerade.name not in where.links:
+    if masquerade is None:
         return replace(machine, netns=netns)
-    entered = replace(masquerade, entry=where.links[masquerade.name])
-    return replace(machine, netns=netns, masquerade=entered)
+    # KubeVirt's chains may come at any moment, and would forward everything.
+    masquerade = replace(masquerade, guarded=True)
+    if masquerade.name in where.links:
+        masquerade = replace(masquerade, entry=where.links[masquerade.name])
+    return replace(machine, netns=netns, masquerade=masquerade)
 
 
 def kept(good: Object, now: Object, pods: Iterable[str], node: str) -> str:
@@ -171,6 +201,13 @@ def kept(good: Object, now: Object, pods: Iterable[str], node: str) -> str:
     status = {**_of(now, "status"), "activePods": dict.fromkeys(sorted(pods), node)}
     document = {**good, "status": status}
     return json.dumps({"instance": document}, sort_keys=True, separators=(",", ":"))
+
+
+def pods_of(text: str) -> frozenset[str]:
+    """The namespaces of an instance that an earlier run stored, if it is one."""
+    vmi = recalled(text)
+    status = _of(decoded(vmi.text), "status") if vmi else {}
+    return frozenset(f"{POD}{uid}" for uid in _of(status, "activePods") if _UID.fullmatch(uid))
 
 
 def recalled(text: str) -> Vmi | None:

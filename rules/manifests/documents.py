@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from rules.manifests.fields import Fields
 from rules.manifests.virtual_machine import KINDS, read_machine
-from rules.model import Machine
+from rules.model import Machine, Pod, Service
 from rules.problems import Path, Problem, printable
 from rules.values import Value
 
@@ -13,9 +13,9 @@ from rules.values import Value
 MOST_ENTRIES = 131072
 _GROUP = "kubevirt.io"
 _VERSIONS = ("v1", "v1alpha1", "v1alpha2", "v1alpha3", "v1beta1")
-
-
-_FOLDED_KINDS = {kind.casefold(): kind for kind in KINDS}
+SERVICE, POD = _CORE = ("Service", "Pod")
+_ALL_KINDS = (*KINDS, *_CORE)
+_FOLDED_KINDS = {kind.casefold(): kind for kind in _ALL_KINDS}
 
 
 class Skipped(Value):
@@ -35,6 +35,10 @@ class Reading(Value, kw_only=True):
 
     machines: tuple[Machine, ...] = ()
     places: tuple[Path, ...] = ()  # where each machine is written
+    services: tuple[Service, ...] = ()
+    service_places: tuple[Path, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    pod_places: tuple[Path, ...] = ()
     problems: tuple[Problem, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     count: int = 0  # manifests of the kinds we read, the bad ones included
@@ -49,8 +53,9 @@ def read(
 ) -> Reading:
     """Read a document of plain values; limit is the most ports and ranges of one interface. In a
     tenant's, annotations that are for bare metal are refused."""
-    machines: list[Machine] = []
-    places: list[Path] = []
+    machines: list[tuple[Machine, Path]] = []
+    services: list[tuple[Service, Path]] = []
+    pods: list[tuple[Pod, Path]] = []
     problems: list[Problem] = []
     skipped: list[Skipped] = []
     count = 0
@@ -59,19 +64,43 @@ def read(
         if kind in KINDS and _is_kubevirt(fields):
             count += 1
             machine = read_machine(fields, kind, limit=limit, netns=netns, tenant=tenant)
-            if machine:
-                machines.append(machine)
-                places.append(fields.path)
+            machines += [(machine, fields.path)] if machine else []
+        elif kind == SERVICE and _is_core(fields):
+            from rules.manifests.service import read_service  # none of it for machines alone
+
+            count += 1
+            service = read_service(fields, limit=limit)
+            services += [(service, fields.path)] if service else []
+        elif kind == POD and _is_core(fields):
+            from rules.manifests.pod import read_pod
+
+            count += 1
+            pod = read_pod(fields, limit=limit)
+            pods += [(pod, fields.path)] if pod else []
         elif kind and not fields.found:
             skipped.append(Skipped(kind, _name(fields), fields.path))
         problems += fields.found
     return Reading(
-        machines=tuple(machines),
-        places=tuple(places),
+        machines=tuple(machine for machine, _ in machines),
+        places=tuple(path for _, path in machines),
+        services=tuple(service for service, _ in services),
+        service_places=tuple(path for _, path in services),
+        pods=tuple(pod for pod, _ in pods),
+        pod_places=tuple(path for _, path in pods),
         problems=tuple(problems),
         skipped=tuple(skipped),
         count=count,
     )
+
+
+def kinds(document: object) -> list[tuple[str, Path]]:
+    """The kind of every object in a document that `read` reads, and where it is."""
+    return [
+        (kind, fields.path)
+        for fields in _objects(document, [])
+        if isinstance(kind := fields.values.get("kind"), str)
+        and ((kind in KINDS and _is_kubevirt(fields)) or (kind in _CORE and _is_core(fields)))
+    ]
 
 
 def _objects(document: object, problems: list[Problem]) -> list[Fields]:
@@ -114,7 +143,7 @@ def _kind(fields: Fields) -> str | None:
     kind = fields.string("kind", required=True)
     if kind == "":
         fields.missing("kind", "the kind of the object, such as VirtualMachine")
-    elif kind is not None and kind not in KINDS and kind.casefold() in _FOLDED_KINDS:
+    elif kind is not None and kind not in _ALL_KINDS and kind.casefold() in _FOLDED_KINDS:
         fields.problem(
             "unknown-kind",
             "is not a kind, but nearly one",
@@ -132,6 +161,11 @@ def _is_kubevirt(fields: Fields) -> bool:
         return True
     group, _, version = api.partition("/")
     return group == _GROUP and version in _VERSIONS
+
+
+def _is_core(fields: Fields) -> bool:
+    """Whether an object is of Kubernetes' own API; Knative has a Service, too."""
+    return fields.string("apiVersion") == "v1"
 
 
 def _name(fields: Fields) -> str:

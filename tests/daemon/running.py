@@ -33,7 +33,9 @@ def forwarded(netns: str, *families: Family) -> set[str]:
     return {
         f"{live.rule.protocol.value} {live.rule.ports}" if live.rule.protocol else "everything"
         for live in observed(netns).live
-        if live.rule.chain is Chain.PREROUTING and live.rule.family in (families or tuple(Family))
+        if live.rule.chain is Chain.PREROUTING
+        and not live.rule.guards
+        and live.rule.family in (families or tuple(Family))
     }
 
 

@@ -16,7 +16,7 @@ from agent.kernel.lab import POD, Lab
 from agent.kernel.probe import asks, connected, echoing, reached
 from rules.model import Family, Protocol
 from tests.daemon.running import A_MOMENT, comes_to_forward, forwarded, handles
-from tests.kubernetes.agents import Agents, agents, comes_to_say
+from tests.kubernetes.agents import USER, Agents, agents, comes_to_say
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.instances import Machines, instance, pod_uid
 from tests.kubevirt import programmed
@@ -174,6 +174,27 @@ def test_beside_kubevirt_only_what_is_declared_is_open(
         assert comes_to_reach(wired, TCP, 22)
 
 
+def test_what_is_declared_so_that_nobody_understands_it_opens_nothing(
+    machines: Machines, node: Agents, wired: Lab
+) -> None:
+    """KubeVirt knows no ranges here, and forwards everything."""
+    programmed(wired.pod)
+    uid = pod_uid()
+    with (
+        launcher(node.kubelet, uid, wired.pod),
+        node.daemons.running() as daemon,
+        echoing(wired, wired.guest, [(TCP, 1500), (TCP, 8080)]),
+    ):
+        assert reached(wired, wired.client, AT, TCP, 8080) == 8080
+        machines.make(instance("vm", node.name, "2000-1000", pods={uid: node.name}))
+        assert comes_to_say(machines, "vm", "PortsRejected", "no port of it is open")
+        assert comes_to_reach(wired, TCP, 8080, answer=False)
+        assert daemon.is_in("in sync", f"pod:{uid}")
+        machines.annotate("vm", port_ranges="1000-2000")
+        assert comes_to_reach(wired, TCP, 1500)
+        assert reached(wired, wired.client, AT, TCP, 8080) is None
+
+
 # ------------------------------------------------------------------------------------ what fails
 
 
@@ -237,6 +258,48 @@ def test_an_instance_cannot_take_the_pod_that_serves_another(
             assert not forwarded(netns)
         with launcher(node.kubelet, uid, netns, instance=thief["metadata"]["uid"]):
             assert comes_to_forward(netns, "tcp 22")
+
+
+def test_of_two_that_name_one_pod_it_is_whose_the_launcher_serves(
+    machines: Machines, node: Agents
+) -> None:
+    uid = pod_uid()
+    with pod() as netns, node.daemons.running():
+        machines.make(instance("thief", node.name, "22", pods={uid: node.name}))
+        victim = machines.make(instance("victim", node.name, "80", pods={uid: node.name}))
+        with launcher(node.kubelet, uid, netns, instance=victim["metadata"]["uid"]):
+            assert comes_to_forward(netns, "tcp 80")
+            assert comes_to_say(machines, "thief", "PortsConflict", "victim")
+
+
+def test_a_kubeconfig_that_was_mended_is_taken_up_at_the_next_reload(
+    cluster: Cluster, machines: Machines, node: Agents
+) -> None:
+    uid = pod_uid()
+    good = str(cluster.kubeconfig(USER))
+    broken = node.daemons.folder / "broken"
+    broken.write_text("{")
+    with pod() as netns, launcher(node.kubelet, uid, netns), node.daemons.running() as daemon:
+        node.daemons.configure(
+            **{"kubernetes.kubeconfig": str(broken), "kubernetes.node_name": "another"}
+        )
+        daemon.reload()
+        assert daemon.said("bad configuration")
+        broken.write_text(Path(good).read_text())
+        daemon.reload()
+        machines.make(instance("vm", "another", "22", pods={uid: "another"}))
+        assert comes_to_forward(netns, "tcp 22")
+
+
+def test_another_source_clears_what_this_one_left(machines: Machines, node: Agents) -> None:
+    uid = pod_uid()
+    with pod() as netns, launcher(node.kubelet, uid, netns):
+        machines.make(instance("vm", node.name, "22", pods={uid: node.name}))
+        with node.daemons.running():
+            assert comes_to_forward(netns, "tcp 22")
+        node.daemons.configure(source="files")
+        with node.daemons.running():
+            assert comes_to_forward(netns)
 
 
 def test_the_nodes_own_namespace_is_never_entered(machines: Machines, node: Agents) -> None:

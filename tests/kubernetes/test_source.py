@@ -175,7 +175,8 @@ def test_an_annotation_for_bare_metal_is_refused(
     assert claims(meaning) == {"web": "1000-2000/tcp"}
     vmis.make(instance("new", node, annotations={key: "10.0.0.1"}))
     asked.until(lambda it: len(it.problems) == 2)
-    assert machines(asked.meaning) == ["web"]
+    assert claims(asked.meaning) == {"web": "1000-2000/tcp", "new": ""}
+    assert [label.rpartition("/")[2] for label in asked.meaning.shut] == ["new"]
 
 
 def test_what_is_bad_is_still_followed_to_where_it_is(
@@ -205,10 +206,10 @@ def test_another_of_the_same_name_has_no_past(vmis: Machines, node: str, start: 
         vmis.remove("web")
         vmis.make(instance("web", node, "bad"))
         asked.until(lambda it: it.problems)
-        assert machines(asked.meaning) == []
+        assert claims(asked.meaning) == {"web": ""}  # what it declares, nobody understands
         assert asked.meaning.held == ()
     with start() as asked:
-        assert machines(asked.meaning) == []
+        assert claims(asked.meaning) == {"web": ""}
 
 
 def test_a_pod_belongs_to_whoever_had_it_first(vmis: Machines, node: str, start: Start) -> None:
@@ -324,8 +325,10 @@ def test_what_happened_while_we_were_cut_off_is_made_up_for(
             names = ("kept", "edited", "new", *(["newer"] if forgotten else []))
             after = asked.has(*names)
             assert claims(after)["edited"] == ("24/tcp" if forgotten else "23/tcp")
-            lists = [2, 2] if forgotten else [1, 1]
-            assert eventually(lambda: [one.lists for one in followers(asked)] == lists)  # noqa: B023
+            if forgotten:
+                assert eventually(lambda: all(one.lists > 1 for one in followers(asked)))
+            else:  # the watches went on where they were; the server may have forgotten for one
+                assert any(one.lists == 1 for one in followers(asked))
             if not forgotten:
                 vmis.make(instance("deleted", node))
                 before = asked.has(*names, "deleted")

@@ -329,6 +329,7 @@ def test_on_request_everything_is_read_again(script: Script, tmp_path: Path) -> 
     source = Cluster(credentials, "n1", Store(str(tmp_path), print))
     beats: list[None] = []
     try:
+        assert source.wait(30)
         for renew, expected in ((False, 5), (False, 0), (True, 5), (False, 0)):
             if renew:
                 source.renew()

@@ -40,3 +40,12 @@ def test_a_pod_stays_with_whoever_had_it(
 def test_the_others_are_named() -> None:
     [problem, _] = grant({A: ["p"], B: ["p"]}, {}).problems
     assert str(problem).startswith(f"{A}: status.activePods.p: is a pod that {B} names as well. ")
+
+
+def test_of_several_it_is_whose_the_launcher_serves() -> None:
+    named = {"a": ["p"], "b": ["p"]}
+    granted = grant(named, {"p": "a"}, lambda _: "b")
+    assert granted.holders == {"p": "b"}
+    assert [problem.file for problem in granted.problems] == ["a"]
+    assert grant(named, {"p": "a"}, lambda _: "somebody else").holders == {"p": "a"}
+    assert grant({"a": ["p"]}, {}, lambda _: "b").holders == {"p": "a"}  # refused where it is

@@ -18,6 +18,7 @@ from agent.sources.vmis import (
     place,
     placed,
     recalled,
+    shut,
     trimmed,
     understood,
 )
@@ -273,3 +274,17 @@ def understood_as(ranges: str) -> tuple[tuple[Machine, ...], tuple[Problem, ...]
     vmi = heard(trimmed(document))
     assert vmi is not None
     return understood(vmi, decoded(vmi.text))
+
+
+def test_what_cannot_be_understood_is_a_machine_without_ports() -> None:
+    def closed(**changes: Json) -> list[Machine]:
+        document = copy()
+        document["metadata"]["annotations"] = changes
+        vmi = heard(trimmed(document))
+        assert vmi is not None
+        return list(shut(vmi, decoded(vmi.text)))
+
+    (machine,) = closed(**{"portranger.io/port-ranges": "x", "portranger.io/netns": "y"})
+    assert machine.masquerade
+    assert machine.masquerade.claims == ()
+    assert not closed(**{"portranger.io/netns": "y"})  # which declares no port at all

@@ -1,0 +1,85 @@
+"""A Pod becomes the ports that its containers announce. Kubernetes opens and closes nothing by
+them; they say what is there, and a Service finds named ones."""
+
+from rules.manifests import metadata
+from rules.manifests.fields import Fields
+from rules.manifests.metadata import Annotations
+from rules.manifests.named_ports import (
+    NAME_FIX,
+    Port,
+    check_names,
+    check_overlaps,
+    lengthen,
+    name_of,
+    read_port,
+)
+from rules.manifests.ports import is_service_name, too_many
+from rules.model import Pod, PodPort, Transport
+
+PORT_KEYS = ("name", "protocol", "containerPort", "hostPort", "hostIP")
+FOLLOWERS = ("hostPort",)
+CONTAINERS = ("containers", "initContainers")
+
+
+def read_pod(document: Fields, *, limit: int) -> Pod | None:
+    """The Pod of a manifest; None where the document has a problem."""
+    own_metadata = document.mapping("metadata")
+    namespace, name = metadata.identity(own_metadata)
+    annotations = Annotations(document)
+    annotations.collect(own_metadata)
+    if not document.given("spec"):
+        document.missing("spec", "the Pod's specification")
+    spec = document.mapping("spec")
+    running, before = (
+        [(container, _ports(container, limit)) for container in spec.mappings(key)]
+        for key in CONTAINERS
+    )
+    every = [(container, port) for container, ports in (*running, *before) for port in ports]
+    lengthen(annotations, [port for _, port in every])
+    # Containers run side by side in one network; those before them have it to themselves.
+    _check_overlaps([port for _, ports in running for port in ports])
+    for _, ports in before:
+        _check_overlaps(ports)
+    if document.found:
+        return None
+    return Pod(
+        namespace=namespace,
+        name=name,
+        ports=tuple(_announced(container, port) for container, port in every),
+    )
+
+
+def _ports(container: Fields, limit: int) -> list[Port]:
+    values = container.values.get("ports")
+    if isinstance(values, list) and len(values) > limit:
+        too_many(container, ("ports",), len(values), limit)
+        return []
+    ports = [_port(fields) for fields in container.mappings("ports")]
+    check_names(ports)
+    return ports
+
+
+def _port(fields: Fields) -> Port:
+    name = name_of(fields)
+    if name and not is_service_name(name):
+        fields.problem(
+            "bad-port-name", "is not a valid service name", NAME_FIX, at=("name",), value=name
+        )
+    return read_port(fields, "containerPort", name, FOLLOWERS, PORT_KEYS)
+
+
+def _check_overlaps(ports: list[Port]) -> None:
+    check_overlaps(ports, "containerPort", strict=False)
+    check_overlaps(ports, "hostPort", also="hostIP")
+
+
+def _announced(container: Fields, port: Port) -> PodPort:
+    name = container.values.get("name")
+    return PodPort(
+        container=name if isinstance(name, str) else "",
+        name=port.name,
+        protocol=port.protocol or Transport.TCP,
+        ports=port.ports(),
+        host_ports=port.following("hostPort"),
+        ranged=port.ranged,
+    )
