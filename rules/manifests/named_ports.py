@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rules.manifests.fields import Fields, folded
 from rules.manifests.metadata import PORT_END, Annotations
 from rules.manifests.port_annotations import decimal
-from rules.manifests.ports import PORT_FIX, is_service_name
+from rules.manifests.ports import PORT_FIX, is_service_name, number
 from rules.model import Transport
 from rules.ports import HIGHEST, LOWEST, PortRange
 from rules.problems import dotted, shown
@@ -98,15 +98,6 @@ def transport(fields: Fields) -> Transport | None:
             "bad-protocol", "must be exactly TCP, UDP or SCTP", fix, at=("protocol",), value=text
         )
     return found
-
-
-def number(fields: Fields, key: str) -> int | None:
-    """The port number of a key, which must be there."""
-    given = fields.integer(key)
-    if given is None or LOWEST <= given <= HIGHEST:
-        return given
-    fields.problem("port-out-of-range", "is not a port number", PORT_FIX, at=(key,), value=given)
-    return None
 
 
 def following(fields: Fields, key: str) -> int | str | None:

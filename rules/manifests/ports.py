@@ -107,8 +107,8 @@ def _port(port: Fields) -> Entry | None:
     port.only(PORT_KEYS)
     name = _port_name(port)
     protocol = _protocol(port)
-    first = _number(port, "port")
-    last = _number(port, "end") if "end" in port.values else first
+    first = number(port, "port")
+    last = number(port, "end") if "end" in port.values else first
     entry = _entry(port, protocol, first, last, "port")
     if entry:
         entry.name, entry.ended = name, "end" in port.values
@@ -126,7 +126,7 @@ def _port(port: Fields) -> Entry | None:
 def _range(ports: Fields) -> Entry | None:
     ports.only(RANGE_KEYS)
     protocol = _protocol(ports)
-    entry = _entry(ports, protocol, _number(ports, "start"), _number(ports, "end"), "start")
+    entry = _entry(ports, protocol, number(ports, "start"), number(ports, "end"), "start")
     if entry:
         entry.range = entry.ended = True
     return entry
@@ -149,11 +149,12 @@ def _entry(
     return Entry(protocol, first, last, fields.path) if protocol else None
 
 
-def _number(fields: Fields, key: str) -> int | None:
-    number = fields.integer(key)
-    if number is None or LOWEST <= number <= HIGHEST:
-        return number
-    fields.problem("port-out-of-range", "is not a port number", PORT_FIX, at=(key,), value=number)
+def number(fields: Fields, key: str) -> int | None:
+    """The port number of a key, which must be there."""
+    given = fields.integer(key)
+    if given is None or LOWEST <= given <= HIGHEST:
+        return given
+    fields.problem("port-out-of-range", "is not a port number", PORT_FIX, at=(key,), value=given)
     return None
 
 

@@ -213,6 +213,7 @@ def without(capability: str) -> tuple[str, ...]:
         ["plan", "-f", "-"],
         ["apply", "--yes", "-f", "-"],
         ["show", "--netns", "{}"],
+        ["show", "--backend", "iptables", "--netns", "{}"],
         ["clear", "--yes", "--netns", "{}"],
         ["explain", "--live", "--netns", "{}", "tcp/22"],
     ],

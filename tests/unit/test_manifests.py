@@ -737,6 +737,7 @@ BAD_ANNOTATIONS: dict[str, tuple[dict[str, str], list[tuple[str, str]]]] = {
     "a namespace with a blank": ({"netns": "a b"}, [("bad-annotation", A % "netns")]),
     "a namespace without a name": ({"netns": ""}, [("bad-annotation", A % "netns")]),
     "a namespace that is a dot": ({"netns": "."}, [("bad-annotation", A % "netns")]),
+    "a namespace that is a pod's": ({"netns": "pod:x"}, [("bad-annotation", A % "netns")]),
     "a namespace that is too long": ({"netns": "x" * 256}, [("bad-annotation", A % "netns")]),
     "a link that is too long": ({"interface": "x" * 16}, [("bad-annotation", A % "interface")]),
     "a link with a slash": ({"interface": "a/b"}, [("bad-annotation", A % "interface")]),
