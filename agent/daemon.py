@@ -129,8 +129,8 @@ class Daemon:
     def _made_kernel(self) -> LiveKernel:
         """What cannot even look at its own namespace would fail in every other."""
         config = self._config
-        self._pods = Pods(config.kubernetes.kubelet_root, config.kubernetes.proc)
-        kernel = LiveKernel(config.backend, defer=True, events=self._events, pods=self._pods)
+        pods = Pods(config.kubernetes.kubelet_root, config.kubernetes.proc)
+        kernel = LiveKernel(config.backend, defer=True, events=self._events, pods=pods)
         kernel.check()
         return kernel
 
@@ -242,7 +242,7 @@ class Daemon:
 
     def _take(self, meaning: Meaning) -> None:
         """Make what the manifests say now what is wanted."""
-        self._pods.instances = meaning.instances
+        self._kernel.pods.instances = meaning.instances
         self._keeper.want(
             meaning.machines,
             unclaimed_stay=bool(meaning.unknown),
@@ -262,7 +262,7 @@ class Daemon:
         found = {os.path.dirname(name) for name in names if "/" in name}  # noqa: PTH120 - a string
         found = {folder for folder in found if not folder.startswith("/proc")} - {str(RUN)}
         pods = [name for name in self._keeper.unfound if name.startswith(POD)]
-        return found | {self._pods.folder(name.removeprefix(POD)) for name in pods}
+        return found | {self._kernel.pods.folder(name.removeprefix(POD)) for name in pods}
 
     # ------------------------------------------------------------------------------ signals
 
@@ -354,7 +354,7 @@ class Daemon:
         return counters.read(standing.netns, standing.identity, maps, self._kernel.found)
 
     def _serves(self, uid: str) -> str:
-        return self._pods.serves(uid)
+        return self._kernel.pods.serves(uid)
 
     def _resources(self, netns: str) -> Mapping[str, str]:
         """For whoever asks, in whichever thread."""

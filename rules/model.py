@@ -18,13 +18,13 @@ Address = IPv4Address | IPv6Address
 InterfaceAddress = IPv4Interface | IPv6Interface
 
 
-class _Word(enum.Enum):
+class Word(enum.Enum):
     """One of a few words; hashed by identity, as there is only one of each (Enum is slower)."""
 
     __hash__ = object.__hash__
 
 
-class Family(_Word):
+class Family(Word):
     """An address family, by the name nftables gives it."""
 
     IP = "ip"
@@ -35,14 +35,14 @@ class Family(_Word):
         return Family.IP if address.version == 4 else Family.IP6
 
 
-class Protocol(_Word):
+class Protocol(Word):
     """A transport protocol that has ports."""
 
     TCP = "tcp"
     UDP = "udp"
 
 
-class Chain(_Word):
+class Chain(Word):
     """A place on the packet's way where we hold rules."""
 
     PREROUTING = "prerouting"
@@ -319,78 +319,3 @@ class Desired(Value, kw_only=True):
         False  # so do rules of owners who are not known, if nobody is in their way
     )
     notes: tuple[str, ...] = ()  # what a person should know, and no rule says
-
-
-class Transport(_Word):
-    """A transport protocol of a Service or a pod; more than a machine's forwards know."""
-
-    TCP = "tcp"
-    UDP = "udp"
-    SCTP = "sctp"
-
-
-class ServicePort(Value, kw_only=True):
-    """A port of a Service, or the range that it begins; wherever it leads, one to one."""
-
-    name: str
-    protocol: Transport
-    ports: PortRange
-    target: PortRange | str  # of the endpoint; a name is looked up in its pod
-    node_ports: PortRange | None = None
-    ranged: bool = False  # whether an annotation says its end: what kube-proxy does not know
-
-    def __post_init__(self) -> None:
-        for other in (self.target, self.node_ports):
-            if isinstance(other, PortRange) and len(other) != len(self.ports):
-                raise ValueError(f"{self.ports} and {other} are not of one length")
-
-
-class ServiceType(_Word):
-    """Where a Service is to be reached."""
-
-    CLUSTER_IP = "ClusterIP"
-    NODE_PORT = "NodePort"
-    LOAD_BALANCER = "LoadBalancer"
-    EXTERNAL_NAME = "ExternalName"
-
-
-class Service(Value, kw_only=True):
-    """One Service."""
-
-    namespace: str
-    name: str
-    type: ServiceType
-    ports: tuple[ServicePort, ...]
-    selector: tuple[tuple[str, str], ...] = ()  # labels of its endpoints, sorted; none: by hand
-    headless: bool = False
-    external: tuple[Address, ...] = ()  # externalIPs: whoever wrote them need not own them
-    ingress: tuple[Address, ...] = ()  # given to it by a load balancer
-    affinity: int | None = None  # for how many seconds a client keeps its endpoint
-    local: bool = False  # externalTrafficPolicy: endpoints of this node only, and the true source
-    origin: str = ""  # file:line, for messages
-
-    def __str__(self) -> str:
-        return f"Service/{self.namespace}/{self.name}"
-
-
-class PodPort(Value, kw_only=True):
-    """A port that a container announces, or the range that it begins."""
-
-    container: str
-    name: str
-    protocol: Transport
-    ports: PortRange
-    host_ports: PortRange | None = None
-    ranged: bool = False
-
-
-class Pod(Value, kw_only=True):
-    """One Pod, as far as its ports go."""
-
-    namespace: str
-    name: str
-    ports: tuple[PodPort, ...]
-    origin: str = ""
-
-    def __str__(self) -> str:
-        return f"Pod/{self.namespace}/{self.name}"

@@ -228,7 +228,7 @@ class LiveKernel:
         names such as pod:<UID>. With proving, what was committed is always looked at."""
         self._proving = proving
         self._backend = backend
-        self._pods = pods or Pods(KUBELET_ROOT)
+        self.pods = pods or Pods(KUBELET_ROOT)
         self._events = events
         self._workers = Workers()
         self._later = Deferred() if defer else AtOnce()
@@ -238,13 +238,13 @@ class LiveKernel:
 
     def identity(self, netns: str) -> object:
         if netns.startswith(POD):
-            return self._pods.identity(netns.removeprefix(POD))
+            return self.pods.identity(netns.removeprefix(POD))
         return namespaces.identity(netns)
 
     def found(self, netns: str) -> AbstractContextManager[int]:
         """A descriptor of the namespace; it keeps the namespace alive while it is open."""
         if netns.startswith(POD):
-            return self._pods.opened(netns.removeprefix(POD))
+            return self.pods.opened(netns.removeprefix(POD))
         return namespaces.opened(netns)
 
     @contextmanager
@@ -292,7 +292,7 @@ class LiveKernel:
             return None, frozenset()
 
     def resources(self, netns: str) -> Mapping[str, str]:
-        return self._pods.resources(netns.removeprefix(POD)) if netns.startswith(POD) else {}
+        return self.pods.resources(netns.removeprefix(POD)) if netns.startswith(POD) else {}
 
     def afterwards(self) -> int:
         return self._later.forgotten()

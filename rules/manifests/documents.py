@@ -5,8 +5,9 @@ from collections.abc import Mapping
 
 from rules.manifests.fields import Fields
 from rules.manifests.virtual_machine import KINDS, read_machine
-from rules.model import Machine, Pod, Service
+from rules.model import Machine
 from rules.problems import Path, Problem, printable
+from rules.services import Pod, Service
 from rules.values import Value
 
 # All 65535 ports, one by one, of both protocols are still served.

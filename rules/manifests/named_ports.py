@@ -8,9 +8,9 @@ from rules.manifests.fields import Fields, folded
 from rules.manifests.metadata import PORT_END, Annotations
 from rules.manifests.port_annotations import decimal
 from rules.manifests.ports import PORT_FIX, is_service_name, number
-from rules.model import Transport
 from rules.ports import HIGHEST, LOWEST, PortRange
 from rules.problems import dotted, shown
+from rules.services import Transport
 
 TRANSPORTS = {transport.name: transport for transport in Transport}
 LONGEST_KEY = 63  # of an annotation, behind its slash

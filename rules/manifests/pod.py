@@ -14,7 +14,7 @@ from rules.manifests.named_ports import (
     read_port,
 )
 from rules.manifests.ports import is_service_name, too_many
-from rules.model import Pod, PodPort, Transport
+from rules.services import Pod, PodPort, Transport
 
 PORT_KEYS = ("name", "protocol", "containerPort", "hostPort", "hostIP")
 FOLLOWERS = ("hostPort",)

@@ -16,7 +16,8 @@ from rules.manifests.named_ports import (
     read_port,
 )
 from rules.manifests.ports import too_many
-from rules.model import Address, Service, ServicePort, ServiceType, Transport
+from rules.model import Address
+from rules.services import Service, ServicePort, ServiceType, Transport
 
 PORT_KEYS = ("name", "protocol", "port", "targetPort", "nodePort", "appProtocol")
 FOLLOWERS = ("targetPort", "nodePort")

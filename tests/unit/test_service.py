@@ -10,8 +10,8 @@ import pytest
 
 from agent.sources import yaml_text
 from rules.manifests import Reading, read
-from rules.model import Pod, PodPort, Service, ServicePort, ServiceType, Transport
 from rules.ports import PortRange
+from rules.services import Pod, PodPort, Service, ServicePort, ServiceType, Transport
 from tests.unit.samples import ports
 
 END = "portrange.alpha.kubernetes.io/port-end-"

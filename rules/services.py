@@ -1,0 +1,80 @@
+"""What Services and Pods declare, as values: what is to be published on a node, and to where."""
+
+from rules.model import Address, Word
+from rules.ports import PortRange
+from rules.values import Value
+
+
+class Transport(Word):
+    """A transport protocol of a Service or a pod; more than a machine's forwards know."""
+
+    TCP = "tcp"
+    UDP = "udp"
+    SCTP = "sctp"
+
+
+class ServicePort(Value, kw_only=True):
+    """A port of a Service, or the range that it begins; wherever it leads, one to one."""
+
+    name: str
+    protocol: Transport
+    ports: PortRange
+    target: PortRange | str  # of the endpoint; a name is looked up in its pod
+    node_ports: PortRange | None = None
+    ranged: bool = False  # whether an annotation says its end: what kube-proxy does not know
+
+    def __post_init__(self) -> None:
+        for other in (self.target, self.node_ports):
+            if isinstance(other, PortRange) and len(other) != len(self.ports):
+                raise ValueError(f"{self.ports} and {other} are not of one length")
+
+
+class ServiceType(Word):
+    """Where a Service is to be reached."""
+
+    CLUSTER_IP = "ClusterIP"
+    NODE_PORT = "NodePort"
+    LOAD_BALANCER = "LoadBalancer"
+    EXTERNAL_NAME = "ExternalName"
+
+
+class Service(Value, kw_only=True):
+    """One Service."""
+
+    namespace: str
+    name: str
+    type: ServiceType
+    ports: tuple[ServicePort, ...]
+    selector: tuple[tuple[str, str], ...] = ()  # labels of its endpoints, sorted; none: by hand
+    headless: bool = False
+    external: tuple[Address, ...] = ()  # externalIPs: whoever wrote them need not own them
+    ingress: tuple[Address, ...] = ()  # given to it by a load balancer
+    affinity: int | None = None  # for how many seconds a client keeps its endpoint
+    local: bool = False  # externalTrafficPolicy: endpoints of this node only, and the true source
+    origin: str = ""  # file:line, for messages
+
+    def __str__(self) -> str:
+        return f"Service/{self.namespace}/{self.name}"
+
+
+class PodPort(Value, kw_only=True):
+    """A port that a container announces, or the range that it begins."""
+
+    container: str
+    name: str
+    protocol: Transport
+    ports: PortRange
+    host_ports: PortRange | None = None
+    ranged: bool = False
+
+
+class Pod(Value, kw_only=True):
+    """One Pod, as far as its ports go."""
+
+    namespace: str
+    name: str
+    ports: tuple[PodPort, ...]
+    origin: str = ""
+
+    def __str__(self) -> str:
+        return f"Pod/{self.namespace}/{self.name}"
