@@ -12,7 +12,7 @@ from agent.errors import Failure, NotPermitted
 from agent.kernel.lab import POD, Lab, built
 from agent.kernel.live import LiveKernel
 from agent.kernel.probe import asks, connected, echoing, reached
-from rules.model import Protocol
+from rules.model import FORWARDED, Protocol
 
 MANIFEST = """\
 apiVersion: kubevirt.io/v1
@@ -50,7 +50,7 @@ def demonstrate(console: Console) -> int:
         console.say("1. A client, a pod and a guest, each a network namespace of its own:")
         console.say(f"   {lab.client} -- eth0 [{lab.pod}] k6t-eth0 -- {lab.guest}\n")
         manifest = Path(folder, "vm.yaml")
-        servers = [(protocol, port) for protocol in Protocol for port in PROBED]
+        servers = [(protocol, port) for protocol in FORWARDED for port in PROBED]
         with echoing(lab, lab.guest, servers):
             good = _forward(console, lab, manifest) and _edit(console, lab, manifest)
     console.say("\nThe namespaces are gone again.")
@@ -68,7 +68,7 @@ def _forward(console: Console, lab: Lab, manifest: Path) -> bool:
     console.say("3. portranger apply -f vm.yaml --yes\n")
     _apply(console, manifest)
     console.say("\n4. The guest listens on every port below. Who is reachable from the client?\n")
-    good = _table(console, lab, {protocol: range(1000, 8001) for protocol in Protocol})
+    good = _table(console, lab, {protocol: range(1000, 8001) for protocol in FORWARDED})
     console.say("\n5. portranger show: packets and bytes of each range\n")
     show([lab.pod], console, kernel=LiveKernel())
     return good
@@ -105,7 +105,7 @@ def _table(console: Console, lab: Lab, open_ports: dict[Protocol, range]) -> boo
     """What was reachable, and whether that is what should be."""
     good = True
     console.say(f"   {'':10}" + "".join(f"{port:>12}" for port in PROBED))
-    for protocol in Protocol:
+    for protocol in FORWARDED:
         for address in POD:
             cells = []
             for port in PROBED:

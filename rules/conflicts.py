@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from rules.desired import claimed
-from rules.model import Machine, Protocol
+from rules.model import FORWARDED, Machine, Protocol
 from rules.ports import PortRange
 from rules.problems import Problem
 from rules.values import Value
@@ -58,7 +58,7 @@ def clashes(machines: Iterable[Machine]) -> list[Clash]:
             (machine.netns, protocol.value, ports, machine)
             for machine in ours
             if crowds[machine.netns] > 1
-            for protocol in Protocol
+            for protocol in FORWARDED
             for ports in claimed(machine, protocol)
         ),
         key=lambda span: (span[0], span[1], span[2], span[3].owner, span[3].origin),

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address
 
 from rules.model import (
+    FORWARDED,
     Address,
     Chain,
     Claim,
@@ -114,10 +115,10 @@ def _claims(masquerade: Masquerade) -> tuple[Claim, ...]:
     are the pod's own."""
     claims = masquerade.claims
     if claims is None:
-        claims = tuple(Claim(protocol, ALL_PORTS) for protocol in Protocol)
+        claims = tuple(Claim(protocol, ALL_PORTS) for protocol in FORWARDED)
     return tuple(
         Claim(protocol, ports)
-        for protocol in Protocol
+        for protocol in FORWARDED
         for ports in subtract(
             coalesce(c.ports for c in claims if c.protocol is protocol),
             [c.ports for c in masquerade.reserved if c.protocol is protocol],
@@ -312,6 +313,8 @@ def _forwards(place: _Place, protocol: Protocol | None, ports: PortRange | None)
             None,
             place.guest,
             None,
+            None,
+            None,
         )
     for address in place.inside:
         yield Rule(  # type: ignore[call-arg]  # in the order of its fields, as thousands are made
@@ -324,6 +327,8 @@ def _forwards(place: _Place, protocol: Protocol | None, ports: PortRange | None)
             None,
             address,
             place.guest,
+            None,
+            None,
             None,
         )
 

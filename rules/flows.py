@@ -4,7 +4,7 @@ now, and those that would keep a newly forwarded UDP port from being forwarded. 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Set
 
-from rules.model import Address, Chain, Family, Live, Protocol, Rule
+from rules.model import FORWARDED, Address, Chain, Family, Live, Protocol, Rule
 from rules.plan import Plan
 from rules.ports import ALL_PORTS, PortRange, coalesce, subtract
 from rules.values import Value
@@ -104,7 +104,7 @@ def _strays(ways: dict[_Way, list[PortRange]]) -> list[Forgotten]:
     return [
         Forgotten(family=family, protocol=protocol, ports=gone, answerer=guest)
         for family, guest in guests
-        for protocol in Protocol
+        for protocol in FORWARDED
         if (gone := subtract([ALL_PORTS], _to(ways, family, protocol, guest)))
     ]
 

@@ -40,6 +40,10 @@ class Protocol(Word):
 
     TCP = "tcp"
     UDP = "udp"
+    SCTP = "sctp"
+
+
+FORWARDED = (Protocol.TCP, Protocol.UDP)  # to machines: KubeVirt knows no other
 
 
 class Chain(Word):
@@ -98,6 +102,9 @@ class Machine(Value, kw_only=True):
     netns: str
     masquerade: Masquerade | None
     not_ours: tuple[NotOurs, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()  # by which Services choose, sorted
+    names: tuple[tuple[str, Protocol, int], ...] = ()  # of its ports
+    addresses: tuple[Address, ...] = ()  # at which the node reaches it; none: to be found
     origin: str = ""  # file:line, for messages
 
     def __str__(self) -> str:
@@ -137,6 +144,40 @@ class Surroundings(Value):
     kubevirt: frozenset[Family] = frozenset()  # in which KubeVirt's own chains are live
 
 
+OWN: Mapping[Family, Address] = MappingProxyType(
+    {Family.IP: IPv4Address(0), Family.IP6: IPv6Address(0)}
+)  # as a destination: whichever of its own addresses, but for loopback
+
+
+class Share(Value):
+    """The part of all new flows that one of several endpoints gets. Every flow has a number below
+    `of`, made from who sends it: from the address and port, so that all endpoints get as many, or
+    where a client is to keep its endpoint, from the address alone."""
+
+    of: int
+    at: tuple[int, ...]  # the numbers that it gets, sorted
+    client: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.at or not 0 <= self.at[0] <= self.at[-1] < self.of:
+            raise ValueError(f"{self.at} is no share of {self.of}")
+
+
+class Detour(Value, kw_only=True):
+    """Flows that we sent on, and whose answers would go another way if they saw the true sender.
+
+    They came for one of the published addresses, and leave by the link of these that they came in
+    on, or for one of these endpoints, that are on other nodes."""
+
+    published: tuple[Address, ...]
+    links: tuple[str, ...] = ()
+    remote: tuple[Address, ...] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.links) == bool(self.remote):
+            raise ValueError("either by links or by endpoints")
+
+
 class Lookup(Value):
     """Packets whose port one lookup can decide on; the ranges for them differ in ports and target.
 
@@ -148,6 +189,8 @@ class Lookup(Value):
     protocol: Protocol
     interface: str | None = None
     destination: Address | None = None
+    share: Share | None = None
+    shifted: bool = False  # so that it takes another map, from port to port
 
 
 class Rule(Value, kw_only=True):
@@ -157,7 +200,8 @@ class Rule(Value, kw_only=True):
     range is shifted, to the one as far behind `to_port` as it was behind the first of `ports`. In
     postrouting it gives them the source address `to`, or that of the link they leave on where `to`
     is None. In the other two, None is a guard: what no other rule of the chain sends on is the
-    namespace's own, whatever chains of others would do with it.
+    namespace's own, whatever chains of others would do with it. With a share it takes only that
+    part of the flows; with a detour, none but those.
     """
 
     chain: Chain
@@ -167,9 +211,11 @@ class Rule(Value, kw_only=True):
     ports: PortRange | None = None
     interface: str | None = None  # the link entered on; in postrouting, the link left on
     source: Address | None = None
-    destination: Address | None = None
+    destination: Address | None = None  # or any of its own
     to: Address | None = None
     to_port: int | None = None
+    share: Share | None = None
+    detour: Detour | None = None
 
     # Thousands of rules are compared and sorted at each look: as plain numbers and texts, once
     # made, that is five times as fast as by the values of the fields.
@@ -212,6 +258,8 @@ class Rule(Value, kw_only=True):
             -1 if self.to is None else int(self.to),
             self.to_port or 0,
             self.owner,
+            (share.of, share.client, share.at) if (share := self.share) else (),
+            (way.published, way.links, way.remote) if (way := self.detour) else (),
         )
 
     @property
@@ -221,7 +269,7 @@ class Rule(Value, kw_only=True):
 
     @property
     def lookup(self) -> "Lookup | None":
-        """Where it could be an element; a shifted range has a map of its own in its rule."""
+        """Where it could be an element."""
         try:
             return self._lookup
         except AttributeError:
@@ -233,12 +281,19 @@ class Rule(Value, kw_only=True):
             self.protocol is None
             or self.ports is None
             or self.to is None
-            or self.to_port is not None
             or self.source is not None
             or self.chain is Chain.POSTROUTING
         ):
             return None
-        return _lookup(self.chain, self.family, self.protocol, self.interface, self.destination)
+        return _lookup(
+            self.chain,
+            self.family,
+            self.protocol,
+            self.interface,
+            self.destination,
+            self.share,
+            self.to_port is not None,
+        )
 
     @property
     def to_ports(self) -> PortRange | None:

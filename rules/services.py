@@ -1,23 +1,15 @@
 """What Services and Pods declare, as values: what is to be published on a node, and to where."""
 
-from rules.model import Address, Word
+from rules.model import Address, Protocol, Word
 from rules.ports import PortRange
 from rules.values import Value
-
-
-class Transport(Word):
-    """A transport protocol of a Service or a pod; more than a machine's forwards know."""
-
-    TCP = "tcp"
-    UDP = "udp"
-    SCTP = "sctp"
 
 
 class ServicePort(Value, kw_only=True):
     """A port of a Service, or the range that it begins; wherever it leads, one to one."""
 
     name: str
-    protocol: Transport
+    protocol: Protocol
     ports: PortRange
     target: PortRange | str  # of the endpoint; a name is looked up in its pod
     node_ports: PortRange | None = None
@@ -57,12 +49,32 @@ class Service(Value, kw_only=True):
         return f"Service/{self.namespace}/{self.name}"
 
 
+class Endpoint(Value, kw_only=True):
+    """Where one port of a Service leads, or the first of a range that it begins."""
+
+    address: Address
+    port: int
+    local: bool = True  # on this node
+
+
+class Publication(Value, kw_only=True):
+    """A Service, and what is behind it."""
+
+    service: Service
+    endpoints: tuple[tuple[Endpoint, ...], ...]  # of each of its ports
+    pending: str = ""  # why its endpoints are not known; what is there for it stays
+
+    def __post_init__(self) -> None:
+        if len(self.endpoints) != len(self.service.ports):
+            raise ValueError(f"{self.service} has not as many ports as lists of endpoints")
+
+
 class PodPort(Value, kw_only=True):
     """A port that a container announces, or the range that it begins."""
 
     container: str
     name: str
-    protocol: Transport
+    protocol: Protocol
     ports: PortRange
     host_ports: PortRange | None = None
     ranged: bool = False

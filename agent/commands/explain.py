@@ -11,7 +11,7 @@ from agent.kernel.kinds import Kernel
 from agent.reconcile import by_namespace
 from agent.sources.files import load
 from rules.desired import desire
-from rules.model import Address, Protocol, Rule
+from rules.model import FORWARDED, Address, Protocol, Rule
 from rules.plan import order
 from rules.ports import HIGHEST, LOWEST
 from rules.trace import explained
@@ -67,7 +67,7 @@ def _devices(netns: str, kernel: Kernel | None) -> Iterator[str]:
 
 def protocol_and_port(what: str) -> tuple[Protocol, int]:
     protocol, _, port = what.lower().partition("/")
-    known = protocol in {one.value for one in Protocol}
+    known = protocol in {one.value for one in FORWARDED}
     number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else 0
     if not known or not LOWEST <= number <= HIGHEST:
         raise Usage(f"{what!r} is not a protocol and port", "Write, say, tcp/8080 or udp/53")

@@ -13,7 +13,7 @@ from agent.sources.feedback import COMPONENT
 from agent.sources.meaning import Tiding
 from agent.sources.vmis import FINAL
 from rules.desired import claimed
-from rules.model import Machine, Protocol
+from rules.model import FORWARDED, Machine
 from rules.problems import printable
 from rules.render import FORMAT_VERSION, problem_json
 from rules.values import Value
@@ -135,7 +135,7 @@ def _declared(machine: Machine) -> list[str]:
     masquerade = machine.masquerade
     if masquerade and masquerade.claims is None and not masquerade.reserved:
         return ["everything"]
-    return [f"{one.value} {ports}" for one in Protocol for ports in claimed(machine, one)]
+    return [f"{one.value} {ports}" for one in FORWARDED for ports in claimed(machine, one)]
 
 
 # ----------------------------------------------------------------------------------------- output

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from rules.model import Machine
 from rules.problems import Problem
+from rules.services import Endpoint, Service
 from rules.values import Value
 
 Progress = Callable[[], None]
@@ -18,6 +19,9 @@ class Meaning(Value, kw_only=True):
     """What the source says."""
 
     machines: tuple[Machine, ...] = ()
+    services: tuple[Service, ...] = ()
+    # What is behind each Service, by its text, for each of its ports; None: what they select.
+    endpoints: Mapping[str, tuple[tuple[Endpoint, ...], ...]] | None = None
     problems: tuple[Problem, ...] = ()
     skipped: tuple[str, ...] = ()
     held: tuple[str, ...] = ()  # files that go on with their last good meaning

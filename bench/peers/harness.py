@@ -25,7 +25,7 @@ from bench.peers.place import (
 from bench.peers.report import Row
 from bench.peers.tables import SAMPLE
 from bench.process import scratch, until
-from rules.model import Protocol
+from rules.model import FORWARDED, Protocol
 
 ROUNDS = 25
 BUDGET = 4.0  # seconds of rounds that a peer gets; the round under way is finished
@@ -159,7 +159,7 @@ def _standing(where: Place, doing: Doing, routed: Place) -> tuple[int, float | N
     doing.set_up()
     last = _last(doing)
     with _guest(where, doing):
-        wanted = [(one, port) for one in Protocol for port in (FIRST, last)]
+        wanted = [(one, port) for one in FORWARDED for port in (FIRST, last)]
         for protocol, port in wanted:
             _demand(where.reached(protocol, port) == port, f"{protocol.value}/{port} is not there")
         _demand(where.reached(Protocol.TCP, last + 1) is None, f"tcp/{last + 1} is open too soon")
@@ -214,7 +214,7 @@ def _shifted(where: Place, doing: Doing) -> str:
     except Unavailable as error:
         return f"refused: {error}"
     with _guest(where, doing):
-        found = [(p, where.reached(one, p)) for one in Protocol for p in SHIFTED]
+        found = [(p, where.reached(one, p)) for one in FORWARDED for p in SHIFTED]
     doing.unshift()
     right = sum(arrived == port - SHIFT for port, arrived in found)
     if right == len(found):

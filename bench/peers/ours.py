@@ -19,7 +19,18 @@ from bench.peers.place import (
 )
 from bench.process import PORTRANGER, configure, manifest, running, save, until
 from rules.desired import desire
-from rules.model import Chain, Claim, Desired, Family, Guest, Machine, Masquerade, Protocol, Rule
+from rules.model import (
+    FORWARDED,
+    Chain,
+    Claim,
+    Desired,
+    Family,
+    Guest,
+    Machine,
+    Masquerade,
+    Protocol,
+    Rule,
+)
 from rules.ports import PortRange
 from rules.values import replace
 
@@ -52,7 +63,7 @@ def _shifted(plain: Desired) -> Desired:
             to=ip_address(GUEST_ADDRESS),
             to_port=7000,
         )
-        for protocol in Protocol
+        for protocol in FORWARDED
     ]
     return replace(plain, rules=frozenset(rules))
 

@@ -8,11 +8,11 @@ from rules.manifests.fields import Fields, folded
 from rules.manifests.metadata import PORT_END, Annotations
 from rules.manifests.port_annotations import decimal
 from rules.manifests.ports import PORT_FIX, is_service_name, number
+from rules.model import Protocol
 from rules.ports import HIGHEST, LOWEST, PortRange
 from rules.problems import dotted, shown
-from rules.services import Transport
 
-TRANSPORTS = {transport.name: transport for transport in Transport}
+TRANSPORTS = {transport.name: transport for transport in Protocol}
 LONGEST_KEY = 63  # of an annotation, behind its slash
 LONGEST_NAME = LONGEST_KEY - len(PORT_END.partition("/")[2])
 NAME_FIX = (
@@ -27,7 +27,7 @@ class Port:
 
     __slots__ = ("fields", "first", "followers", "last", "name", "protocol", "ranged")
 
-    def __init__(self, fields: Fields, name: str, protocol: Transport | None) -> None:
+    def __init__(self, fields: Fields, name: str, protocol: Protocol | None) -> None:
         self.fields = fields
         self.name = name
         self.protocol = protocol
@@ -87,7 +87,7 @@ def _only(fields: Fields, known: tuple[str, ...], name: str) -> None:
             fields.unknown(key, known)
 
 
-def transport(fields: Fields) -> Transport | None:
+def transport(fields: Fields) -> Protocol | None:
     """The protocol of a port; TCP where none is given."""
     text = fields.values.get("protocol") or "TCP"
     found = TRANSPORTS.get(text) if isinstance(text, str) else None

@@ -14,7 +14,8 @@ from rules.manifests.named_ports import (
     read_port,
 )
 from rules.manifests.ports import is_service_name, too_many
-from rules.services import Pod, PodPort, Transport
+from rules.model import Protocol
+from rules.services import Pod, PodPort
 
 PORT_KEYS = ("name", "protocol", "containerPort", "hostPort", "hostIP")
 FOLLOWERS = ("hostPort",)
@@ -78,7 +79,7 @@ def _announced(container: Fields, port: Port) -> PodPort:
     return PodPort(
         container=name if isinstance(name, str) else "",
         name=port.name,
-        protocol=port.protocol or Transport.TCP,
+        protocol=port.protocol or Protocol.TCP,
         ports=port.ports(),
         host_ports=port.following("hostPort"),
         ranged=port.ranged,

@@ -16,8 +16,8 @@ from rules.manifests.named_ports import (
     read_port,
 )
 from rules.manifests.ports import too_many
-from rules.model import Address
-from rules.services import Service, ServicePort, ServiceType, Transport
+from rules.model import Address, Protocol
+from rules.services import Service, ServicePort, ServiceType
 
 PORT_KEYS = ("name", "protocol", "port", "targetPort", "nodePort", "appProtocol")
 FOLLOWERS = ("targetPort", "nodePort")
@@ -128,7 +128,7 @@ def _published(port: Port) -> ServicePort:
     ports = port.ports()
     return ServicePort(
         name=port.name,
-        protocol=port.protocol or Transport.TCP,
+        protocol=port.protocol or Protocol.TCP,
         ports=ports,
         target=target if isinstance(target, str) else port.following("targetPort") or ports,
         node_ports=port.following("nodePort"),

@@ -12,7 +12,7 @@ from agent.kernel.live import LiveKernel
 from agent.kernel.probe import asks, connected, echoing
 from agent.reconcile import converge
 from rules.desired import desire
-from rules.model import Address, Family, Protocol
+from rules.model import FORWARDED, Address, Family, Protocol
 from tests.spaces import vm
 
 PORTS = (1500, 7000)
@@ -21,7 +21,7 @@ PORTS = (1500, 7000)
 @pytest.fixture(params=["nftables", "iptables"])
 def place(request: pytest.FixtureRequest) -> Iterator[tuple[Lab, Namespace]]:
     kernel = LiveKernel(request.param)
-    servers = [(protocol, port) for protocol in Protocol for port in PORTS]
+    servers = [(protocol, port) for protocol in FORWARDED for port in PORTS]
     try:
         with (
             built(f"prk{os.getpid()}") as lab,
@@ -55,7 +55,7 @@ def test_only_the_flows_of_ports_that_go_are_cut(
     serve(namespace, 8000, 8000)
     flows = {
         (protocol, port): connected(lab, lab.client, address, protocol, port)
-        for protocol in Protocol
+        for protocol in FORWARDED
         for port in PORTS
     }
     try:

@@ -15,17 +15,17 @@ from agent.kernel.live import LiveKernel
 from agent.kernel.probe import asks, connected, echoing, reached
 from agent.reconcile import keep
 from rules.desired import LOOPBACK
-from rules.model import Address, Chain, Claim, Family, Machine, Protocol
+from rules.model import FORWARDED, Address, Chain, Claim, Family, Machine, Protocol
 from rules.ports import PortRange
 from rules.values import replace
 from tests.datapath.traffic import sockets
 from tests.kubevirt import programmed
 from tests.spaces import IPTABLES, applied, lab, nft, observed, vm, within
 
-FLOWS = [(family, protocol) for family in Family for protocol in Protocol]
+FLOWS = [(family, protocol) for family in Family for protocol in FORWARDED]
 POD_AT = {Family.of(address): address.ip for address in POD}
 PORTS = (22, 1000, 1005, 8080)
-BOTH = [(protocol, port) for protocol in Protocol for port in PORTS]
+BOTH = [(protocol, port) for protocol in FORWARDED for port in PORTS]
 DECLARED = "1000-1009,1000-1009/udp"
 
 
@@ -155,7 +155,7 @@ def test_their_chains_may_come_after_ours_and_go_again(wired: Lab) -> None:
 
 def test_a_flow_to_a_port_that_is_shut_now_is_cut_and_others_go_on(wired: Lab) -> None:
     programmed(wired.pod)
-    flows = [(protocol, port) for protocol in Protocol for port in (1000, 8080)]
+    flows = [(protocol, port) for protocol in FORWARDED for port in (1000, 8080)]
     with echoing(wired, wired.guest, flows), LiveKernel().opened(wired.pod) as namespace:
         clients = {
             (protocol, port): connected(wired, wired.client, POD_AT[Family.IP], protocol, port)

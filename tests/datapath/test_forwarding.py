@@ -18,7 +18,7 @@ from agent.kernel.live import LiveKernel
 from agent.kernel.probe import asks, connected, echoing, reached
 from agent.reconcile import converge
 from rules.desired import desire
-from rules.model import Address, Chain, Family, Live, Protocol
+from rules.model import FORWARDED, Address, Chain, Family, Live, Protocol
 from rules.ports import PortRange
 from rules.values import replace
 from tests.datapath.traffic import Seen, echo, listening, pinged, probed, sockets
@@ -42,7 +42,7 @@ from tests.spaces import (
     within,
 )
 
-FLOWS = [(family, protocol) for family in Family for protocol in Protocol]
+FLOWS = [(family, protocol) for family in Family for protocol in FORWARDED]
 BOTH = "1000-8000,1000-8000/udp"
 
 
@@ -97,7 +97,7 @@ def test_every_port_of_a_range_arrives_and_its_neighbours_do_not(
 
 def test_a_range_is_of_its_protocol_only(shared: Lab) -> None:
     applied(shared.pod, vm("desktop", "2000-2009,3000-3009/udp"))
-    servers = [(protocol, port) for protocol in Protocol for port in (2000, 2009, 3000, 3009)]
+    servers = [(protocol, port) for protocol in FORWARDED for port in (2000, 2009, 3000, 3009)]
     with echoing(shared, shared.guest, servers):
         answers = {
             (protocol, port): {
@@ -234,7 +234,7 @@ def test_the_guest_goes_out_with_the_address_of_the_pod(shared: Lab, declared: s
 
 def test_the_inside_reaches_the_guest_at_127_0_0_1_from_the_gateway(shared: Lab) -> None:
     applied(shared.pod, vm("desktop", BOTH))
-    for protocol in Protocol:
+    for protocol in FORWARDED:
         with listening(shared.guest, Family.IP, protocol, (999, 1000, 8000, 8001)) as servers:
             answers = probed(shared.pod, LOOPBACK[0], protocol, servers)
         gateway = str(GATEWAY_AT[0])
@@ -248,7 +248,7 @@ def test_the_inside_reaches_the_guest_at_127_0_0_1_from_the_gateway(shared: Lab)
 
 def test_a_catch_all_takes_127_0_0_1_as_well(shared: Lab) -> None:
     applied(shared.pod, vm("desktop", None))
-    for protocol in Protocol:
+    for protocol in FORWARDED:
         with listening(shared.guest, Family.IP, protocol, (1, 40000)) as servers:
             answers = probed(shared.pod, LOOPBACK[0], protocol, servers)
         assert [seen.port for seen in answers.values() if seen] == [1, 40000]
@@ -258,7 +258,7 @@ def test_ipv6_loopback_is_left_to_the_programs_of_the_pod(shared: Lab) -> None:
     """Rules for ::1 would lead out but not back: see docs/decisions.md."""
     for declared in (BOTH, None):
         applied(shared.pod, vm("desktop", declared))
-        for protocol in Protocol:
+        for protocol in FORWARDED:
             with (
                 listening(shared.guest, Family.IP6, protocol, (1000,)),
                 listening(shared.pod, Family.IP6, protocol, (1000,)) as servers,
@@ -438,7 +438,7 @@ def knocked(made: Lab, stop: threading.Event, failures: list[object], knocks: li
         failures += [
             (address, protocol, len(knocks))
             for address in POD_AT
-            for protocol in Protocol
+            for protocol in FORWARDED
             if reached(made, made.client, address, protocol, 2000) != 2000
         ]
         knocks.append(1)
@@ -449,12 +449,12 @@ def test_a_change_of_backends_is_noticed_by_no_flow(wired: Lab, backend: str) ->
     assert in_both(wired.pod) == ((True, False) if backend == NFTABLES else (False, True))
     stop, failures, knocks = threading.Event(), list[object](), list[int]()
     prober = threading.Thread(target=knocked, args=(wired, stop, failures, knocks), daemon=True)
-    servers = [(protocol, 2000) for protocol in Protocol]
+    servers = [(protocol, 2000) for protocol in FORWARDED]
     with echoing(wired, wired.guest, servers), ExitStack() as stack:
         flows = [
             stack.enter_context(connected(wired, wired.client, address, protocol, 2000))
             for address in POD_AT
-            for protocol in Protocol
+            for protocol in FORWARDED
         ]
         assert [asks(flow) for flow in flows] == [2000] * len(flows)
         prober.start()

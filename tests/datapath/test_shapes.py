@@ -17,12 +17,12 @@ from agent.kernel.netns import inside, opened
 from agent.kernel.probe import asks, connected, echoing, reached
 from agent.reconcile import converge
 from rules.desired import desire
-from rules.model import Address, Family, Machine, Protocol
+from rules.model import FORWARDED, Address, Family, Machine, Protocol
 from rules.plan import Plan
 from tests.datapath.traffic import Seen, listening, probed
 from tests.spaces import LOOPBACK, NFTABLES, applied, ip, lab, observed, space, using, vm
 
-FLOWS = [(family, protocol) for family in Family for protocol in Protocol]
+FLOWS = [(family, protocol) for family in Family for protocol in FORWARDED]
 POD_AT = dict(zip(Family, (address.ip for address in POD), strict=True))
 CLIENT_AT = dict(zip(Family, (str(address.ip) for address in CLIENT), strict=True))
 SERVER = {"ipv4": "10.0.3.0/24", "ipv6": "fd10:0:3::/120"}
@@ -154,7 +154,7 @@ def test_no_flow_notices_a_change_of_shape(wired: Lab) -> None:
     applied(wired.pod, vm("desktop", both(TURNS[-1])))
     stop = threading.Event()
     failures, rounds = list[object](), list[int]()
-    servers = [(protocol, port) for protocol in Protocol for port in ASKED]
+    servers = [(protocol, port) for protocol in FORWARDED for port in ASKED]
     with echoing(wired, wired.guest, servers), ExitStack() as stack:
         flows = {
             (address, protocol, port): stack.enter_context(
@@ -231,7 +231,7 @@ def answers(flow: socket.socket) -> int | None:
 
 @pytest.mark.parametrize("family", Family)
 def test_only_the_flows_of_an_element_that_goes_are_cut(wired: Lab, family: Family) -> None:
-    servers = [(protocol, port) for protocol in Protocol for port in (1003, 1013, 1023)]
+    servers = [(protocol, port) for protocol in FORWARDED for port in (1003, 1013, 1023)]
     with echoing(wired, wired.guest, servers), ExitStack() as stack:
         applied(wired.pod, crowd())
         assert shape(wired) == 6
@@ -246,7 +246,7 @@ def test_only_the_flows_of_an_element_that_goes_are_cut(wired: Lab, family: Fami
         }
         assert_elements_only(applied(wired.pod, crowd("1010-1015")))
         cut = {key for key, flow in flows.items() if answers(flow) is None}
-        assert cut == {(protocol, 1013) for protocol in Protocol}
+        assert cut == {(protocol, 1013) for protocol in FORWARDED}
 
 
 def assert_elements_only(plan: Plan) -> None:

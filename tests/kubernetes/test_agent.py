@@ -14,7 +14,7 @@ import pytest
 
 from agent.kernel.lab import POD, Lab
 from agent.kernel.probe import asks, connected, echoing, reached
-from rules.model import Family, Protocol
+from rules.model import FORWARDED, Family, Protocol
 from tests.daemon.running import A_MOMENT, comes_to_forward, forwarded, handles
 from tests.kubernetes.agents import USER, Agents, agents, comes_to_say
 from tests.kubernetes.cluster import Cluster
@@ -63,7 +63,7 @@ def test_an_instance_is_served_edited_while_it_runs_and_let_go(
     machines: Machines, node: Agents, wired: Lab
 ) -> None:
     uid = pod_uid()
-    flows = [(protocol, port) for protocol in Protocol for port in (1000, 1500, 3000)]
+    flows = [(protocol, port) for protocol in FORWARDED for port in (1000, 1500, 3000)]
     with (
         launcher(node.kubelet, uid, wired.pod),
         node.daemons.running() as daemon,

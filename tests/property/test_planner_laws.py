@@ -17,6 +17,7 @@ from rules.desired import LABEL_BYTES, LOOPBACK, desire, label
 from rules.flows import NUMBERS as NUMBERS_OF
 from rules.flows import Flow, forgotten
 from rules.model import (
+    FORWARDED,
     Address,
     Chain,
     Desired,
@@ -125,7 +126,7 @@ def naive(machines: list[Machine]) -> dict[tuple[Protocol, int], str]:
         if machine.masquerade is None:
             continue
         if machine.masquerade.claims is None:
-            owners |= {(protocol, port): machine.name for protocol in Protocol for port in PORTS}
+            owners |= {(protocol, port): machine.name for protocol in FORWARDED for port in PORTS}
             continue
         for claim in machine.masquerade.claims:
             owners |= {(claim.protocol, port): machine.name for port in held([claim.ports])}
@@ -138,7 +139,7 @@ def test_exactly_the_declared_ports_are_forwarded(machines: list[Machine]) -> No
     by_label = {label(machine.owner): machine for machine in machines}
     entering = in_chain(desire(machines, None), Chain.PREROUTING)
     for family in Family:
-        for protocol in Protocol:
+        for protocol in FORWARDED:
             for port in PORTS:
                 owner = oracle.get((protocol, port))
                 for link in ("eth0", "eth1"):
@@ -171,7 +172,7 @@ def test_from_inside_the_same_ports_are_forwarded_wherever_there_is_a_gateway(
     oracle = naive([machine for machine in machines if has_gateway(machine)])
     inside = in_chain(desire(machines, None), Chain.OUTPUT)
     assert {rule.family for rule in inside} <= {Family.IP}  # there is no way back to ::1
-    for protocol in Protocol:
+    for protocol in FORWARDED:
         for port in PORTS:
             packet = Packet(family=Family.IP, protocol=protocol, port=port, destination=LOOPBACK)
             rule = trace(inside, Chain.OUTPUT, packet)
@@ -307,7 +308,7 @@ def meetings(one: Machine, other: Machine) -> list[tuple[Protocol, PortRange, Po
         return []
     return [
         (protocol, a, b)
-        for protocol in Protocol
+        for protocol in FORWARDED
         for a in contiguous(one, protocol)
         for b in contiguous(other, protocol)
         if held([a]) & held([b])

@@ -11,7 +11,8 @@ import pytest
 from agent.sources import yaml_text
 from rules.manifests import Reading, read
 from rules.ports import PortRange
-from rules.services import Pod, PodPort, Service, ServicePort, ServiceType, Transport
+from rules.model import Protocol
+from rules.services import Pod, PodPort, Service, ServicePort, ServiceType
 from tests.unit.samples import ports
 
 END = "portrange.alpha.kubernetes.io/port-end-"
@@ -169,7 +170,7 @@ def test_everything_a_service_says_of_itself_is_read() -> None:
         type=ServiceType.LOAD_BALANCER,
         ports=(
             ServicePort(
-                name="", protocol=Transport.TCP, ports=PortRange(80, 80), target=PortRange(80, 80)
+                name="", protocol=Protocol.TCP, ports=PortRange(80, 80), target=PortRange(80, 80)
             ),
         ),
         selector=(("a", "yes"), ("b", "x")),
@@ -205,7 +206,7 @@ def test_some_services_need_no_ports(spec: str) -> None:
 
 def test_ranges_of_one_port_of_a_service_have_one_length() -> None:
     with pytest.raises(ValueError, match="not of one length"):
-        ServicePort(name="a", protocol=Transport.TCP, ports=ports("1-2"), target=ports("1-3"))
+        ServicePort(name="a", protocol=Protocol.TCP, ports=ports("1-2"), target=ports("1-3"))
 
 
 # -------------------------------------------------------------------------- what is a problem
@@ -617,5 +618,5 @@ def test_a_container_needs_no_name_to_be_read() -> None:
     assert made == Pod(
         namespace="default",
         name="unnamed",
-        ports=(PodPort(container="", name="", protocol=Transport.TCP, ports=ports("1")),),
+        ports=(PodPort(container="", name="", protocol=Protocol.TCP, ports=ports("1")),),
     )

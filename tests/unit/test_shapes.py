@@ -7,7 +7,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from rules.model import Chain, Family, Live, Lookup, Protocol, Rule
+from rules.model import FORWARDED, Chain, Family, Live, Lookup, Protocol, Rule
 from rules.shapes import FEW, MANY, Lives, count, gathered, lookup_of, name, spot
 from rules.values import replace
 from tests.unit.samples import answerable, egress, forward, from_inside
@@ -69,12 +69,12 @@ def test_every_lookup_that_we_make_has_a_map_of_its_own_name() -> None:
     lookups = [
         Lookup(Chain.PREROUTING, family, protocol, link)
         for family in Family
-        for protocol in Protocol
+        for protocol in FORWARDED
         for link in links
     ]
     lookups += [
         Lookup(Chain.OUTPUT, Family.of(address), protocol, None, address)
-        for protocol in Protocol
+        for protocol in FORWARDED
         for address in map(ip_address, ("127.0.0.1", "::1", "2001:db8::ffff:1", "10.0.2.2"))
     ]
     names = [name(lookup) for lookup in lookups]
