@@ -26,7 +26,7 @@ from bench.daemon import arrival_to_port, flush_to_port, save_to_port
 from bench.machines import machine
 from bench.measure import Action, Table, interleaved, table
 from bench.quick import quick
-from rules import nft
+from rules import nft_script
 from rules.desired import desire
 from rules.model import Claim, Guest, Machine, Protocol
 from rules.plan import diff
@@ -106,7 +106,7 @@ def _change(title: str, lasts: tuple[int, int], others: int, flows: int = 0) -> 
         script = Path(folder, "change.nft")
 
         def write_script() -> None:
-            script.write_text(nft.script(diff(lab.pod, next(states), namespace.observe())))
+            script.write_text(nft_script.script(diff(lab.pod, next(states), namespace.observe())))
 
         def run_nft() -> None:
             with inside(descriptor, lab.pod):

@@ -20,7 +20,7 @@ from agent.sources.files import load
 from bench.machines import machine
 from bench.measure import Action, Number, Table, interleaved, numbers, ratio, table, undisturbed
 from bench.process import manifest
-from rules import nft
+from rules import nft_script
 from rules.desired import Made, desire
 from rules.model import Claim, Desired, Guest, Machine, Protocol, Surroundings
 from rules.plan import diff
@@ -331,7 +331,7 @@ class Nft:
     def towards(self, machines: tuple[Machine, ...]) -> Action:
         def prepare() -> None:
             plan = diff(self._netns, desire(machines, self._links), self._namespace.observe())
-            self._script.write_text(nft.script(plan))
+            self._script.write_text(nft_script.script(plan))
 
         return prepare, self._run
 

@@ -19,7 +19,7 @@ from agent.reconcile import converge
 from agent.sources.files import understood
 from bench.measure import Action, Number, Table, interleaved, numbers, table
 from bench.process import Daemon, configure, manifest, running, save, scratch, until
-from rules import nft
+from rules import nft_script
 from rules.desired import desire
 from rules.model import Family, Protocol
 from rules.plan import diff
@@ -92,7 +92,7 @@ def _by_hand(lab: Lab, script: Path) -> Iterator[Action]:
             wait()
             converge(lab.pod, closed, namespace)
             until(lambda: _refused(lab))
-            script.write_text(nft.script(diff(lab.pod, opening, namespace.observe())))
+            script.write_text(nft_script.script(diff(lab.pod, opening, namespace.observe())))
 
         def change_and_reach() -> None:
             with inside(descriptor, lab.pod):

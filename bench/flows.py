@@ -30,7 +30,7 @@ from bench.machines import machine
 from bench.measure import Number, Table, numbers, ratio, table, undisturbed
 from bench.packets import SLICES, Packets
 from bench.process import until
-from rules import nft
+from rules import nft_script
 from rules.desired import desire
 from rules.model import Claim, Family, Guest, Machine, Observed, Protocol
 from rules.plan import diff
@@ -255,7 +255,7 @@ def _script(machine: Machine, *, mapped: bool) -> str:
     plan = diff("bench", desire([machine], None), Observed(mapped={}))
     lookups = {lookup for rule in plan.add if (lookup := lookup_of(rule))}
     maps = gathered(dict.fromkeys(lookups, 1 << 16), ()) if mapped else frozenset()
-    return nft.script(replace(plan, maps=maps))
+    return nft_script.script(replace(plan, maps=maps))
 
 
 def _machine(protocol: Protocol, count: int) -> Machine:

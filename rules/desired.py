@@ -60,7 +60,7 @@ def desire(
         if masquerade is None:
             continue
         owner = label(machine.owner)
-        entry = _entry(masquerade, surroundings)
+        entry = entry_link(masquerade, surroundings)
         families = _families(entry, surroundings)
         if entry is None or not families:
             pending.append(Pending(owner, _why_pending(masquerade, entry)))
@@ -126,7 +126,8 @@ def _claims(masquerade: Masquerade) -> tuple[Claim, ...]:
     )
 
 
-def _entry(masquerade: Masquerade, surroundings: Surroundings | None) -> str | None:
+def entry_link(masquerade: Masquerade, surroundings: Surroundings | None) -> str | None:
+    """The link that traffic for it enters the namespace on; None: it is not there yet."""
     if surroundings is None:
         return masquerade.entry or POD_LINK
     names = {link.name for link in surroundings.links if is_link_name(link.name)}
@@ -196,7 +197,7 @@ def _place(
     link, gateway = _guest_side(guest, entry, surroundings)
     inside: tuple[Address, ...] = ()
     if family is Family.IP and gateway is not None:
-        own = _addresses(entry, family, surroundings) if masquerade.proxied else ()
+        own = global_addresses(entry, family, surroundings) if masquerade.proxied else ()
         inside = (LOOPBACK, *own)
     return _Place(
         owner=owner,
@@ -232,7 +233,7 @@ def _guest_side(
     return bridge, guest.gateway if is_link_name(bridge) else None  # nft refuses a longer name
 
 
-def _addresses(
+def global_addresses(
     entry: str, family: Family, surroundings: Surroundings | None
 ) -> tuple[Address, ...]:
     """Of that family, at which others reach the namespace."""

@@ -4,7 +4,7 @@ now, and those that would keep a newly forwarded UDP port from being forwarded. 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Set
 
-from rules.model import FORWARDED, Address, Chain, Family, Live, Protocol, Rule
+from rules.model import FORWARDED, NUMBERS, OWN, Address, Chain, Family, Live, Protocol, Rule
 from rules.plan import Plan
 from rules.ports import ALL_PORTS, PortRange, coalesce, subtract
 from rules.values import Value
@@ -22,31 +22,48 @@ class Flow(Value, kw_only=True):
 
 class Forgotten(Value, kw_only=True):
     """Flows to these ports that one machine answers; where that is None, flows to an address of the
-    namespace itself that were not translated."""
+    namespace itself that were not translated. With a destination, only those that were sent there;
+    with endpoints, those that anybody else answers."""
 
     family: Family
     protocol: Protocol | None  # None: of those that have no ports
     ports: tuple[PortRange, ...]
     answerer: Address | None
+    destination: Address | None = None  # or any of its own
+    endpoints: frozenset[Address] = frozenset()
 
     def holds(self, flow: Flow, own: Set[Address]) -> bool:
         """Whether the flow is one of them, in a namespace with these addresses of its own."""
-        if self.answerer is None and flow.destination not in own:
-            return False  # what the guest sends out to others has such ports, too
-        if self.answerer is not None and flow.destination == self.answerer:
-            return False  # nobody translated it: it was sent to the guest itself
-        answerer = self.answerer or flow.destination
-        if flow.family is not self.family or flow.answerer != answerer:
+        if flow.family is not self.family or not self._is_sent_there(flow, own):
+            return False
+        if not (self._is_misled(flow) if self.endpoints else self._is_answered(flow, own)):
             return False
         if self.protocol is None:
-            return flow.protocol not in NUMBERS.values()
+            return flow.protocol not in KNOWN
         return flow.protocol == NUMBERS[self.protocol] and any(flow.port in p for p in self.ports)
 
+    def _is_sent_there(self, flow: Flow, own: Set[Address]) -> bool:
+        if self.destination == OWN[self.family]:
+            return flow.destination in own
+        return self.destination in (None, flow.destination)
 
-NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17}
+    def _is_answered(self, flow: Flow, own: Set[Address]) -> bool:
+        if self.answerer is None:  # what the guest sends out to others has such ports, too
+            return flow.destination in own and flow.answerer == flow.destination
+        # Where both are the same nobody translated it: it was sent to the guest itself.
+        return flow.answerer == self.answerer != flow.destination
+
+    def _is_misled(self, flow: Flow) -> bool:
+        """Where the node itself answers, TCP was its own before, but UDP goes on for ever."""
+        own = flow.answerer == flow.destination and self.protocol is not Protocol.UDP
+        return flow.answerer not in self.endpoints and not own
+
+
+KNOWN = frozenset(NUMBERS[protocol] for protocol in FORWARDED)
 TRANSLATING = (Chain.PREROUTING, Chain.OUTPUT)
 
-_Way = tuple[Family, Protocol | None, Address | None, int | None]
+# Which packets, to whom, how far shifted, and to which address they were sent, where that matters.
+_Way = tuple[Family, Protocol | None, Address | None, int | None, Address | None]
 
 
 def forgotten(plan: Plan) -> tuple[Forgotten, ...]:
@@ -59,14 +76,14 @@ def forgotten(plan: Plan) -> tuple[Forgotten, ...]:
     }
     stays = _ways(_meeting((live.rule for live in plan.unchanged), taken.values()))
     found = [
-        Forgotten(family=way[0], protocol=way[1], ports=gone, answerer=way[2])
+        Forgotten(family=way[0], protocol=way[1], ports=gone, answerer=way[2], destination=way[4])
         for way, ports in taken.items()
         if (gone := subtract(ports, stays.get(way, [])))
     ]
     found += [
-        Forgotten(family=family, protocol=Protocol.UDP, ports=fresh, answerer=None)
-        for (family, protocol, _, _), ports in new.items()
-        if protocol is Protocol.UDP and (fresh := subtract(ports, _of(before, family, protocol)))
+        Forgotten(family=family, protocol=Protocol.UDP, ports=fresh, answerer=None, destination=at)
+        for (family, protocol, _, _, at), ports in new.items()
+        if protocol is Protocol.UDP and (fresh := subtract(ports, _at(before, family, at)))
     ]
     if any(rule.guards for rule in plan.add):
         stay = [live.rule for live in plan.unchanged]
@@ -88,19 +105,39 @@ def _meeting(rules: Iterable[Rule], taken: Iterable[Iterable[PortRange]]) -> Ite
 def unmade(rules: Iterable[Rule]) -> tuple[Forgotten, ...]:
     """The flows that these rules would not have made, although they lead to one of their guests or
     keep one of their UDP ports to the namespace itself: left by a commit whose end we never saw."""
-    ways = _ways(rules)
+    known = list(rules)
+    ways = _ways(rule for rule in known if not _face(rule))
     found = _strays(ways)
     found += [
         Forgotten(family=family, protocol=Protocol.UDP, ports=tuple(ports), answerer=None)
-        for (family, protocol, _, _), ports in ways.items()
+        for (family, protocol, *_), ports in ways.items()
         if protocol is Protocol.UDP
     ]
-    return tuple(found)
+    return (*found, *_misled(rule for rule in known if _face(rule)))
+
+
+def _misled(rules: Iterable[Rule]) -> Iterator[Forgotten]:
+    """The flows to published ports that none of their endpoints answers. What else leads to these
+    endpoints may be of others: of kube-proxy, of Docker."""
+    behind: dict[tuple[Family, Protocol, PortRange, Address], set[Address]] = {}
+    for rule in rules:
+        if rule.protocol and rule.ports and rule.destination and rule.to:
+            key = rule.family, rule.protocol, rule.ports, rule.destination
+            behind.setdefault(key, set()).add(rule.to)
+    for (family, protocol, ports, at), endpoints in behind.items():
+        yield Forgotten(
+            family=family,
+            protocol=protocol,
+            ports=(ports,),
+            answerer=None,
+            destination=at,
+            endpoints=frozenset(endpoints),
+        )
 
 
 def _strays(ways: dict[_Way, list[PortRange]]) -> list[Forgotten]:
     """The flows to guests that none of these ways is for."""
-    guests = {(family, to) for family, _, to, _ in ways}
+    guests = {(family, to) for family, _, to, *_ in ways}
     return [
         Forgotten(family=family, protocol=protocol, ports=gone, answerer=guest)
         for family, guest in guests
@@ -114,7 +151,7 @@ def _to(
 ) -> list[PortRange]:
     return [
         one
-        for (other, of, to, _), ports in ways.items()
+        for (other, of, to, *_), ports in ways.items()
         if (other, of, to) == (family, protocol, guest)
         for one in ports
     ]
@@ -126,18 +163,23 @@ def _ways(rules: Iterable[Rule]) -> dict[_Way, list[PortRange]]:
     for rule in rules:
         if rule.chain in TRANSLATING and not rule.guards:
             shift = rule.to_port - rule.ports.first if rule.to_port and rule.ports else None
-            for protocol in [rule.protocol] if rule.protocol else [*Protocol, None]:
-                way = (rule.family, protocol, rule.to, shift)
+            for protocol in [rule.protocol] if rule.protocol else [*FORWARDED, None]:
+                way = (rule.family, protocol, rule.to, shift, _face(rule))
                 ways.setdefault(way, []).append(rule.ports or ALL_PORTS)
     return {way: list(coalesce(ports)) for way, ports in ways.items()}
 
 
-def _of(
-    ways: dict[_Way, list[PortRange]], family: Family, protocol: Protocol | None
-) -> list[PortRange]:
+def _face(rule: Rule) -> Address | None:
+    """The address that it publishes; loopback is one of many ways to the same guest."""
+    at = rule.destination
+    return None if at is None or at.is_loopback or rule.chain not in TRANSLATING else at
+
+
+def _at(ways: dict[_Way, list[PortRange]], family: Family, at: Address | None) -> list[PortRange]:
+    """The ports for UDP that are sent on from there."""
     return [
         one
-        for (other, of, _, _), ports in ways.items()
-        if other is family and of is protocol
+        for (other, of, _, _, where), ports in ways.items()
+        if (other, of, where) == (family, Protocol.UDP, at)
         for one in ports
     ]

@@ -43,6 +43,7 @@ class Protocol(Word):
     SCTP = "sctp"
 
 
+NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17, Protocol.SCTP: 132}  # in packets
 FORWARDED = (Protocol.TCP, Protocol.UDP)  # to machines: KubeVirt knows no other
 
 

@@ -1,5 +1,4 @@
-"""Plans to the commands of libnftables, or to a script for nft; rules/nft_listing.py reads them
-back."""
+"""Plans to the commands of libnftables; rules/nft_listing.py reads them back."""
 
 from collections.abc import Iterable, Iterator
 
@@ -20,9 +19,17 @@ from rules.nft_steps import (
     Step,
     steps,
 )
+from rules.nft_terms import (
+    destination_json,
+    detour_json,
+    equal,
+    field,
+    meta,
+    share_json,
+)
 from rules.plan import Plan
 from rules.ports import PortRange
-from rules.shapes import name
+from rules.shapes import name, port_name
 
 NAME = "portranger"
 TABLE = {"family": "inet", "name": NAME}
@@ -56,123 +63,27 @@ def _command(step: Step) -> Json:
             return {"delete": {"rule": {**OURS, "chain": chain, "handle": handle}}}
         case DropStray(kind, stray):
             return {"delete": {kind: {**OURS, "name": stray}}}
-        case EraseStray(stray, ports):
-            keys: list[object] = [_span_json(*ports)]
+        case EraseStray(stray, span):
+            keys: list[object] = [_span_json(*span)]
             return {"delete": {"element": {**OURS, "name": stray, "elem": keys}}}
-        case DropMap(lookup):
-            return {"delete": {"map": {**OURS, "name": name(lookup)}}}
-        case Erase(lookup, rules):
-            keys = [ports_json(rule.ports) for rule in rules]
-            return {"delete": {"element": {**OURS, "name": name(lookup), "elem": keys}}}
-        case MakeMap(lookup):
-            return {"add": {"map": map_spec(lookup)}}
-        case Fill(lookup, rules):
-            pairs = [element(rule) for rule in rules]
-            return {"add": {"element": {**OURS, "name": name(lookup), "elem": pairs}}}
+        case DropMap(lookup, ports):
+            return {"delete": {"map": {**OURS, "name": map_name(lookup, ports)}}}
+        case Erase(lookup, rules, ports):
+            keys = [*shifted_ports(rules)] if ports else [ports_json(rule.ports) for rule in rules]
+            return {"delete": {"element": {**OURS, "name": map_name(lookup, ports), "elem": keys}}}
+        case MakeMap(lookup, ports):
+            return {"add": {"map": port_map_spec(lookup) if ports else map_spec(lookup)}}
+        case Fill(lookup, rules, ports):
+            pairs = [*map(list, port_pairs(rules))] if ports else [element(rule) for rule in rules]
+            return {"add": {"element": {**OURS, "name": map_name(lookup, ports), "elem": pairs}}}
         case AddRule(rule, first):
-            return {_put(first): {"rule": _rule(rule)}}
+            return {put(first): {"rule": _rule(rule)}}
         case AddLookup(lookup, first):
-            return {_put(first): {"rule": lookup_rule(lookup)}}
+            return {put(first): {"rule": lookup_rule(lookup)}}
 
 
-def _put(first: bool) -> str:
+def put(first: bool) -> str:
     return "insert" if first else "add"
-
-
-def script(plan: Plan) -> str:
-    """The same transaction as text for `nft -f`."""
-    return "".join(f"{_line(step)}\n" for step in steps(plan))
-
-
-def _line(step: Step) -> str:
-    match step:
-        case DropTable():
-            return f"delete table inet {NAME}"
-        case MakeTable(exclusive):
-            return f"{'create' if exclusive else 'add'} table inet {NAME}"
-        case MakeChain(chain):
-            return (
-                f"add chain inet {NAME} {chain.value} {{ type nat hook {chain.value}"
-                f" priority {PRIORITY[chain]}; policy accept; }}"
-            )
-        case DropRule(chain, handle):
-            return f"delete rule inet {NAME} {chain} handle {handle}"
-        case DropStray(kind, stray):
-            return f"delete {kind} inet {NAME} {stray}"
-        case EraseStray(stray, (first, last)):
-            return f"delete element inet {NAME} {stray} {{ {first}-{last} }}"
-        case DropMap(lookup):
-            return f"delete map inet {NAME} {name(lookup)}"
-        case Erase(lookup, rules):
-            keys = ", ".join(str(rule.ports) for rule in rules)
-            return f"delete element inet {NAME} {name(lookup)} {{ {keys} }}"
-        case MakeMap(lookup):
-            return f"add map inet {NAME} {map_words(lookup)}"
-        case Fill(lookup, rules):
-            pairs = ", ".join(f'{r.ports} comment "{r.owner}" : {r.to}' for r in rules)
-            return f"add element inet {NAME} {name(lookup)} {{ {pairs} }}"
-        case AddRule(rule, first):
-            return f"{_put(first)} rule inet {NAME} {rule.chain.value} {statement(rule)}"
-        case AddLookup(lookup, first):
-            where = f"{_put(first)} rule inet {NAME} {lookup.chain.value}"
-            return f"{where} {lookup_statement(lookup)}"
-
-
-def statement(rule: Rule) -> str:
-    """A rule in the words of nft."""
-    words: list[str] = []
-    if rule.interface is not None:
-        words.append(f'{link_key(rule.chain)} "{rule.interface}"')
-    if rule.source is None and rule.destination is None:
-        words.append(f"meta nfproto {NFPROTO[rule.family]}")
-    if rule.source is not None:
-        words.append(f"{rule.family.value} saddr {rule.source}")
-    if rule.destination is not None:
-        words.append(f"{rule.family.value} daddr {rule.destination}")
-    if rule.protocol is not None:
-        words.append(f"{rule.protocol.value} dport {rule.ports}")
-    words.append("counter")
-    words.append(_itself(rule) if rule.to is None else _translation(rule))
-    words.append(f'comment "{rule.owner}"')
-    return " ".join(words)
-
-
-def lookup_statement(lookup: Lookup) -> str:
-    """The rule of a map in the words of nft."""
-    words = [f'iifname "{lookup.interface}"'] if lookup.interface is not None else []
-    if lookup.destination is None:
-        words.append(f"meta nfproto {NFPROTO[lookup.family]}")
-    else:
-        words.append(f"{lookup.family.value} daddr {lookup.destination}")
-    target = f"{lookup.protocol.value} dport map @{name(lookup)}"
-    return " ".join([*words, "counter", f"dnat {lookup.family.value} to {target}"])
-
-
-def map_words(lookup: Lookup) -> str:
-    """A map as nft defines it; every element counts for itself."""
-    kind = f"inet_service : {ADDRESSES[lookup.family]}"
-    return f"{name(lookup)} {{ type {kind}; flags interval; counter; }}"
-
-
-def _itself(rule: Rule) -> str:
-    """Without a target, it is the namespace's own address that is put in."""
-    return "redirect" if rule.guards else "masquerade"
-
-
-def _translation(rule: Rule) -> str:
-    words = f"{verb(rule.chain)} {rule.family.value} to "
-    if rule.ports is None or rule.to_port is None:
-        return words + str(rule.to)
-    words += f"[{rule.to}]:" if rule.family is Family.IP6 else f"{rule.to}:"
-    if len(rule.ports) == 1:
-        return words + str(rule.to_port)
-    pairs = ", ".join(f"{port} : {to}" for port, to in _port_pairs(rule.ports, rule.to_port))
-    return f"{words} {rule.protocol.value if rule.protocol else ''} dport map {{ {pairs} }}"
-
-
-def _port_pairs(ports: PortRange, to_port: int) -> list[list[int]]:
-    """Port by port: nft's own `dnat to G:7000-7009` sends every port of a range to the first."""
-    return [[ports.first + i, to_port + i] for i in range(len(ports))]
 
 
 def chain_spec(chain: Chain) -> Json:
@@ -197,6 +108,30 @@ def map_spec(lookup: Lookup) -> Json:
         "flags": ["interval"],
         "stmt": [{"counter": None}],
     }
+
+
+def port_map_spec(lookup: Lookup) -> Json:
+    """A map from port to port as it must be."""
+    kind = "inet_service"
+    return {**OURS, "name": port_name(lookup), "type": kind, "map": kind}
+
+
+def map_name(lookup: Lookup, ports: bool) -> str:
+    return port_name(lookup) if ports else name(lookup)
+
+
+def port_pairs(rules: Iterable[Rule]) -> Iterator[tuple[int, int]]:
+    """Every port of shifted ranges, with the one that it leads to: nft's own `dnat to G:7000-7009`
+    sends every port of a range to the first."""
+    for rule in rules:
+        if rule.ports is not None and rule.to_port is not None:
+            shift = rule.to_port - rule.ports.first
+            yield from ((n, n + shift) for n in range(rule.ports.first, rule.ports.last + 1))
+
+
+def shifted_ports(rules: Iterable[Rule]) -> list[int]:
+    """The first of each pair."""
+    return [port for port, _ in port_pairs(rules)]
 
 
 def element(rule: Rule) -> list[object]:
@@ -226,22 +161,30 @@ def lookup_rule(lookup: Lookup) -> Json:
 
 def _lookup_matches(lookup: Lookup) -> Iterator[Json]:
     if lookup.interface is not None:
-        yield _equal({"meta": {"key": "iifname"}}, lookup.interface)
+        yield equal(meta("iifname"), lookup.interface)
     if lookup.destination is None:
-        yield _equal({"meta": {"key": "nfproto"}}, NFPROTO[lookup.family])
+        yield equal(meta("nfproto"), NFPROTO[lookup.family])
     else:
-        yield _equal(field(lookup.family.value, "daddr"), str(lookup.destination))
+        yield from destination_json(lookup.destination, lookup.family)
+    if lookup.share is not None:
+        yield share_json(lookup.share, lookup.family, lookup.protocol)
 
 
 def lookup_verdict(lookup: Lookup) -> Json:
     """Where its port leads a packet."""
     key = field(lookup.protocol.value, "dport")
-    return {
-        "dnat": {
-            "family": lookup.family.value,
-            "addr": {"map": {"key": key, "data": f"@{name(lookup)}"}},
-        }
+    target: Json = {
+        "family": lookup.family.value,
+        "addr": {"map": {"key": key, "data": f"@{name(lookup)}"}},
     }
+    if lookup.shifted:
+        target["port"] = {"map": {"key": key, "data": f"@{port_name(lookup)}"}}
+    return {"dnat": target}
+
+
+def itself(rule: Rule) -> str:
+    """Without a target, it is the namespace's own address that is put in."""
+    return "redirect" if rule.guards else "masquerade"
 
 
 def _rule(rule: Rule) -> Json:
@@ -255,30 +198,25 @@ def _rule(rule: Rule) -> Json:
 
 def _matches(rule: Rule) -> Iterator[Json]:
     if rule.interface is not None:
-        yield _equal({"meta": {"key": link_key(rule.chain)}}, rule.interface)
+        yield equal(meta(link_key(rule.chain)), rule.interface)
     if rule.source is None and rule.destination is None:
-        yield _equal({"meta": {"key": "nfproto"}}, NFPROTO[rule.family])
+        yield equal(meta("nfproto"), NFPROTO[rule.family])
     if rule.source is not None:
-        yield _equal(field(rule.family.value, "saddr"), str(rule.source))
+        yield equal(field(rule.family.value, "saddr"), str(rule.source))
     if rule.destination is not None:
-        yield _equal(field(rule.family.value, "daddr"), str(rule.destination))
+        yield from destination_json(rule.destination, rule.family)
     if rule.protocol is not None and rule.ports is not None:
-        yield _equal(field(rule.protocol.value, "dport"), ports_json(rule.ports))
-
-
-def _equal(left: Json, right: object) -> Json:
-    return {"match": {"op": "==", "left": left, "right": right}}
-
-
-def field(protocol: str, name: str) -> Json:
-    """A field of a header."""
-    return {"payload": {"protocol": protocol, "field": name}}
+        yield equal(field(rule.protocol.value, "dport"), ports_json(rule.ports))
+        if rule.share is not None:
+            yield share_json(rule.share, rule.family, rule.protocol)
+    if rule.detour is not None:
+        yield from detour_json(rule.detour, rule.family)
 
 
 def verdict(rule: Rule) -> Json:
     """The last expression of a rule: where the packet goes, or whom it comes from."""
     if rule.to is None:
-        return {_itself(rule): None}
+        return {itself(rule): None}
     target: Json = {"family": rule.family.value, "addr": str(rule.to)}
     if rule.protocol is not None and rule.ports is not None and rule.to_port is not None:
         target["port"] = _target_port(rule.protocol, rule.ports, rule.to_port)
@@ -288,7 +226,7 @@ def verdict(rule: Rule) -> Json:
 def _target_port(protocol: Protocol, ports: PortRange, to_port: int) -> object:
     if len(ports) == 1:
         return to_port
-    pairs = _port_pairs(ports, to_port)
+    pairs = [[ports.first + i, to_port + i] for i in range(len(ports))]
     return {"map": {"key": field(protocol.value, "dport"), "data": {"set": pairs}}}
 
 

@@ -7,11 +7,11 @@ linux/netfilter/nf_tables.h.
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-from rules.model import Address, Chain, Family, Lookup, Protocol, Rule
-from rules.nft import NAME, PRIORITY
+from rules.model import NUMBERS, OWN, Address, Chain, Family, Lookup, Rule, Share
+from rules.nft import NAME, PRIORITY, map_name, port_pairs
 from rules.nft_steps import (
     AddLookup,
     AddRule,
@@ -27,8 +27,9 @@ from rules.nft_steps import (
     MakeTable,
     Step,
 )
+from rules.nft_terms import SEED
 from rules.ports import HIGHEST
-from rules.shapes import name
+from rules.shapes import name, port_name
 
 BATCH_BEGIN, BATCH_END = 16, 17
 NEWTABLE, DELTABLE, NEWCHAIN, NEWRULE, DELRULE, NEWSET, DELSET, NEWSETELEM, DELSETELEM = (
@@ -42,12 +43,15 @@ AT_ONCE = 200  # elements in one message: an attribute holds 64 KiB at most
 COMMENT = 0  # the kind of what nft keeps in the user data of a rule or an element
 HOOKS = {Chain.PREROUTING: 0, Chain.OUTPUT: 3, Chain.POSTROUTING: 4}
 VERSIONS = {Family.IP: 2, Family.IP6: 10}
-NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17}
 IIFNAME, OIFNAME, NFPROTO, L4PROTO = 6, 7, 15, 16
 NETWORK, TRANSPORT = 1, 2  # headers
 PLACES = {Family.IP: (12, 16, 4), Family.IP6: (8, 24, 16)}  # of source, destination; their length
-EQUAL, UP_TO, FROM = 0, 3, 5
-INTERVAL_MAP = 0x4 | 0x8
+EQUAL, OTHER, UP_TO, FROM = 0, 1, 3, 5
+LOOPBACK = {Family.IP: b"\x7f", Family.IP6: bytes(15) + b"\1"}  # as nft compares: the first byte
+ADDRESS_TYPE, OF_DESTINATION, LOCAL = 3, 2, struct.pack("=I", 2)
+SECOND, BEHIND = 2, {Family.IP: 13, Family.IP6: 3}  # registers: for an address, and the next
+PORT_GIVEN = 2
+MAP, INTERVAL_MAP = 0x8, 0x4 | 0x8
 PORTS, ADDRESSES = 13, {Family.IP: (7, 4), Family.IP6: (8, 16)}  # how nft numbers types; lengths
 BIG_ENDIAN = struct.pack("=BBIBBIBBI", 0, 4, 2, 1, 4, 2, 6, 4, 0)  # what nft notes of such a map
 MOST_ECHOED = 64  # rules whose handles the kernel tells: more would not fit into a socket
@@ -57,12 +61,23 @@ Message = tuple[int, int, bytes]  # its kind, its flags, its body
 
 
 def can_write(steps: Iterable[Step]) -> bool:
-    """Whether there are bytes for all of them: a shifted range has a map of its own in its rule,
-    which libnftables numbers."""
+    """Whether there are bytes for all of them: some rules have a map or set of their own, which
+    libnftables numbers."""
     return not any(
-        isinstance(step, AddRule) and step.rule.to_port is not None and step.rule.ports
+        (isinstance(step, AddRule) and _has_a_set(step.rule))
+        or (isinstance(step, AddLookup) and _is_scattered(step.lookup.share))
         for step in steps
     )
+
+
+def _has_a_set(rule: Rule) -> bool:
+    """Of a shifted range it is from port to port, of others the links, addresses or numbers."""
+    ranged = rule.to_port is not None and rule.ports is not None and len(rule.ports) > 1
+    return ranged or rule.detour is not None or _is_scattered(rule.share)
+
+
+def _is_scattered(share: Share | None) -> bool:
+    return share is not None and len(share.at) > 1
 
 
 def batch(steps: Iterable[Step], generation: int | None = None) -> bytes:
@@ -97,14 +112,16 @@ def _messages(step: Step) -> Iterator[Message]:
         case EraseStray(stray, ports):
             where = OURS + attribute(2, _text(stray))
             yield DELSETELEM, REQUEST, where + _nested(3, _interval(*ports))
-        case DropMap(lookup):
-            yield DELSET, REQUEST, OURS + attribute(2, _text(name(lookup)))
-        case MakeMap(lookup):
-            yield NEWSET, REQUEST | CREATE, OURS + _map(lookup)
-        case Erase(lookup, rules):
-            yield from _elements(DELSETELEM, REQUEST, lookup, rules)
-        case Fill(lookup, rules):
-            yield from _elements(NEWSETELEM, REQUEST | CREATE, lookup, rules)
+        case DropMap(lookup, ports):
+            yield DELSET, REQUEST, OURS + attribute(2, _text(map_name(lookup, ports)))
+        case MakeMap(lookup, ports):
+            yield NEWSET, REQUEST | CREATE, OURS + (_port_map if ports else _map)(lookup)
+        case Erase(lookup, rules, ports):
+            found = _ports(rules, whole=False) if ports else _intervals(rules, whole=False)
+            yield from _elements(DELSETELEM, REQUEST, map_name(lookup, ports), found)
+        case Fill(lookup, rules, ports):
+            found = _ports(rules, whole=True) if ports else _intervals(rules, whole=True)
+            yield from _elements(NEWSETELEM, REQUEST | CREATE, map_name(lookup, ports), found)
         case AddRule(rule, first):
             comment = attribute(7, _comment(rule.owner))
             content = [*_matches(rule), COUNTER, *_verdict(rule)]
@@ -177,11 +194,26 @@ def _map(lookup: Lookup) -> bytes:
     )
 
 
-def _elements(kind: int, flags: int, lookup: Lookup, rules: Sequence[Rule]) -> Iterator[Message]:
-    where = OURS + attribute(2, _text(name(lookup)))
-    intervals = list(_intervals(rules, whole=kind == NEWSETELEM))
-    for start in range(0, len(intervals), AT_ONCE):
-        yield kind, flags, where + _nested(3, *intervals[start : start + AT_ONCE])
+def _port_map(lookup: Lookup) -> bytes:
+    words = enumerate((MAP, PORTS, 2, PORTS, 2), 3)
+    return (
+        attribute(2, _text(port_name(lookup)))
+        + b"".join(attribute(place, _number(value)) for place, value in words)
+        + attribute(10, _number(1))
+        + attribute(13, BIG_ENDIAN)
+    )
+
+
+def _elements(kind: int, flags: int, where: str, elements: Iterable[bytes]) -> Iterator[Message]:
+    place = OURS + attribute(2, _text(where))
+    found = list(elements)
+    for start in range(0, len(found), AT_ONCE):
+        yield kind, flags, place + _nested(3, *found[start : start + AT_ONCE])
+
+
+def _ports(rules: Iterable[Rule], *, whole: bool) -> Iterator[bytes]:
+    for port, to in port_pairs(rules):
+        yield _end(port, _nested(2, _value(to.to_bytes(2, "big"))) if whole else b"")
 
 
 def _intervals(rules: Iterable[Rule], *, whole: bool) -> Iterator[bytes]:
@@ -231,10 +263,19 @@ def _matches(what: Rule | Lookup) -> Iterator[bytes]:
     source, destination, length = PLACES[what.family]
     if isinstance(what, Rule) and what.source is not None:
         yield from _is(_payload(NETWORK, source, length), what.source.packed)
-    if what.destination is not None:
+    if what.destination == OWN[what.family]:
+        loopback = LOOPBACK[what.family]
+        yield _payload(NETWORK, destination, len(loopback))
+        yield _compare(OTHER, loopback)
+        yield from _is(_expression("fib", _numbers(1, ADDRESS_TYPE, OF_DESTINATION)), LOCAL)
+    elif what.destination is not None:
         yield from _is(_payload(NETWORK, destination, length), what.destination.packed)
-    if isinstance(what, Rule) and what.protocol is not None and what.ports is not None:
-        yield from _port_of(what.protocol)
+    if what.protocol is not None and (what.share is not None or isinstance(what, Rule)):
+        yield from _is(_meta(L4PROTO), bytes([NUMBERS[what.protocol]]))
+    if what.share is not None:
+        yield from _shared(what.share, what.family)
+    if isinstance(what, Rule) and what.ports is not None:
+        yield _payload(TRANSPORT, 2, 2)
         first, last = (port.to_bytes(2, "big") for port in (what.ports.first, what.ports.last))
         yield from (
             [_compare(EQUAL, first)]
@@ -251,20 +292,36 @@ def _verdict(rule: Rule) -> Iterator[bytes]:
         yield _expression("redir" if rule.guards else "masq")
         return
     yield _immediate(rule.to.packed)
-    yield _nat(rule.chain, rule.family)
+    if rule.to_port is not None:
+        yield _immediate(rule.to_port.to_bytes(2, "big"), SECOND)
+    yield _nat(rule.chain, rule.family, rule.to_port is not None)
 
 
 def _looked_up(lookup: Lookup) -> Iterator[bytes]:
-    yield from _port_of(lookup.protocol)
-    registers = attribute(2, _number(1)) + attribute(3, _number(1))
-    yield _expression("lookup", attribute(1, _text(name(lookup))), registers)
-    yield _nat(lookup.chain, lookup.family)
+    if lookup.share is None:  # else it was asked before
+        yield from _is(_meta(L4PROTO), bytes([NUMBERS[lookup.protocol]]))
+    yield from _found(name(lookup), 1)
+    if lookup.shifted:
+        yield from _found(port_name(lookup), SECOND)
+    yield _nat(lookup.chain, lookup.family, lookup.shifted)
 
 
-def _port_of(protocol: Protocol) -> Iterator[bytes]:
-    """The port that a packet is for, once it is known to have one."""
-    yield from _is(_meta(L4PROTO), bytes([NUMBERS[protocol]]))
-    yield _payload(TRANSPORT, 2, 2)
+def _found(where: str, register: int) -> Iterator[bytes]:
+    """What a map holds for the port that a packet is for."""
+    yield _payload(TRANSPORT, 2, 2, register)
+    registers = attribute(2, _number(register)) + attribute(3, _number(register))
+    yield _expression("lookup", attribute(1, _text(where)), registers)
+
+
+def _shared(share: Share, family: Family) -> Iterator[bytes]:
+    """The number of a flow, made of who sends it."""
+    source, _, length = PLACES[family]
+    yield _payload(NETWORK, source, length, SECOND)
+    if not share.client:
+        yield _payload(TRANSPORT, 0, 2, BEHIND[family])
+        length += 4  # a register is never filled by half
+    yield _expression("hash", _numbers(SECOND, 1, length, share.of, SEED))
+    yield _compare(EQUAL, struct.pack("=I", share.at[0]))
 
 
 def _is(loaded: bytes, value: bytes) -> tuple[bytes, bytes]:
@@ -285,19 +342,22 @@ def _meta(key: int) -> bytes:
 
 
 @lru_cache(MEMORY)
-def _payload(header: int, offset: int, length: int) -> bytes:
-    return _expression("payload", _numbers(1, header, offset, length))
+def _payload(header: int, offset: int, length: int, register: int = 1) -> bytes:
+    return _expression("payload", _numbers(register, header, offset, length))
 
 
 @lru_cache(MEMORY)
-def _immediate(value: bytes) -> bytes:
-    return _expression("immediate", _numbers(1), _nested(2, _value(value)))
+def _immediate(value: bytes, register: int = 1) -> bytes:
+    return _expression("immediate", _numbers(register), _nested(2, _value(value)))
 
 
 @lru_cache(MEMORY)
-def _nat(chain: Chain, family: Family) -> bytes:
-    """To the address in the first register."""
-    return _expression("nat", _numbers(int(chain is not Chain.POSTROUTING), VERSIONS[family], 1))
+def _nat(chain: Chain, family: Family, ported: bool) -> bytes:
+    """To the address in the first register, and the port in the second."""
+    content = _numbers(int(chain is not Chain.POSTROUTING), VERSIONS[family], 1)
+    if ported:
+        content += attribute(5, _number(SECOND)) + attribute(7, _number(PORT_GIVEN))
+    return _expression("nat", content)
 
 
 def _expression(kind: str, *content: bytes) -> bytes:

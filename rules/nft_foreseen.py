@@ -67,11 +67,11 @@ def carried_out(steps: Iterable[Step], observed: Observed, handles: Iterable[int
                 chains.add(chain)
             case DropRule(_, handle):
                 dropped.add(handle)
-            case DropStray() | EraseStray() | MakeMap():
+            case DropStray() | EraseStray() | MakeMap() | Erase(_, _, True) | Fill(_, _, True):
                 pass
             case DropMap(lookup):
                 spread.add(lookup)
-                del mapped[lookup]
+                mapped.pop(lookup, None)
             case Erase(_, rules):
                 gone += [here.by_rule[rule] for rule in rules]
             case Fill(_, rules):

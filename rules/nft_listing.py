@@ -26,16 +26,17 @@ from rules.nft import (
     NFPROTO,
     Json,
     chain_spec,
-    field,
     link_key,
     lookup_verdict,
     map_spec,
+    port_map_spec,
     verb,
     verdict,
 )
+from rules.nft_terms import Terms, field
 from rules.ports import HIGHEST, PortRange
 from rules.problems import shown
-from rules.shapes import Lives, lookup_of, name
+from rules.shapes import Lives, lookup_of, name, port_name
 
 NAME_CHARACTERS = LINK_CHARACTERS | {"/"}
 
@@ -73,7 +74,8 @@ def decode(
     if any(isinstance(one, Live) and one.rule.guards for one in found):
         found = _misplaced(found, rules)
     for lookup in mapped:
-        elements, ours = _decode_map(maps.pop(name(lookup), {}), lookup)
+        pairs = _decode_ports(maps.pop(port_name(lookup), {}), lookup)
+        elements, ours = _decode_map(maps.pop(name(lookup), {}), lookup, pairs)
         found += elements
         unsound += [] if ours else [f"map {name(lookup)} is not as we make it"]
     for kind, values in {**kinds, MAP: maps.values()}.items():
@@ -114,13 +116,13 @@ def _parse_lookup(value: "Any") -> Lookup | None:
     if "counter" not in counter or "map" not in last["dnat"]["addr"]:
         return None
     chain = Chain(value["chain"])
-    fields: dict[str, Any] = {}
-    families: set[Family] = set()
-    for condition in conditions:
-        _parse_match(chain, condition, fields, families)
-    (family,) = families
-    protocol, _ = _payload(last["dnat"]["addr"]["map"]["key"])
-    lookup = Lookup(chain=chain, family=family, protocol=Protocol(protocol), **fields)
+    family, fields, terms = _parse_matches(chain, conditions)
+    word, _ = _payload(last["dnat"]["addr"]["map"]["key"])
+    protocol, shifted = Protocol(word), "port" in last["dnat"]
+    share = terms.share(family, protocol)
+    lookup = Lookup(
+        chain=chain, family=family, protocol=protocol, share=share, shifted=shifted, **fields
+    )
     return lookup if last == lookup_verdict(lookup) and "comment" not in value else None
 
 
@@ -166,9 +168,28 @@ def _is_name(text: object) -> bool:
     return isinstance(text, str) and text[:1].isalpha() and NAME_CHARACTERS.issuperset(text)
 
 
-def _decode_map(value: Json, lookup: Lookup) -> tuple[list[Live | Foreign], bool]:
-    """The ranges of a map, and whether it is one of ours with nothing in it that we cannot name."""
+def _decode_ports(value: Json, lookup: Lookup) -> dict[int, int] | None:
+    """The ports of a map from port to port, each with where it leads; None: it is not ours."""
+    if not lookup.shifted:
+        return {}
+    spec = port_map_spec(lookup)
+    pairs = value.get("elem", [])
+    if {**value, **spec} != value or value.keys() - spec.keys() - {"handle", "elem"}:
+        return None
+    try:
+        return {int(port): int(to) for port, to in pairs}  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return None
+
+
+def _decode_map(
+    value: Json, lookup: Lookup, shifts: dict[int, int] | None
+) -> tuple[list[Live | Foreign], bool]:
+    """The ranges of a map, and whether it is one of ours with nothing in it that we cannot name.
+    Shifts are the ports that each port leads to, all of them in some range."""
     spec = map_spec(lookup)
+    if shifts is None:
+        return [], False
     flags = value.get("flags")  # from nft 1.1.4 on, a single one is no list
     listed = {**value, "flags": [flags]} if isinstance(flags, str) else value
     if any(listed.get(key) != want for key, want in spec.items()):
@@ -180,10 +201,18 @@ def _decode_map(value: Json, lookup: Lookup) -> tuple[list[Live | Foreign], bool
     found: list[Live | Foreign] = []
     for pair in pairs:
         try:
-            found.append(_decode_element(pair, lookup, targets))
+            found.append(_decode_element(pair, lookup, targets, shifts))
         except (AttributeError, LookupError, TypeError, ValueError):
             found += _strange_element(pair, lookup)
-    return found, len(found) == len(pairs)
+    return found, len(found) == len(pairs) and not shifts
+
+
+def _shifted(ports: PortRange, shifts: dict[int, int]) -> int:
+    """The port that the first of a range leads to, if all others follow; they are taken out."""
+    to = [shifts.pop(port) for port in range(ports.first, ports.last + 1)]
+    if to != [*range(to[0], to[0] + len(ports))]:
+        raise ValueError(ports)
+    return to[0]
 
 
 def _strange_element(pair: "Any", lookup: Lookup) -> list[Foreign]:
@@ -200,7 +229,9 @@ def _strange_element(pair: "Any", lookup: Lookup) -> list[Foreign]:
     return [Foreign("", 0, text, ELEMENT, name(lookup), (first, last))]
 
 
-def _decode_element(pair: "Any", lookup: Lookup, targets: "dict[object, Address]") -> Live:
+def _decode_element(
+    pair: "Any", lookup: Lookup, targets: "dict[object, Address]", shifts: dict[int, int]
+) -> Live:
     """Raises for what is not one of ours. Most elements lead to one of a few targets."""
     key, target = pair
     inner = key["elem"]
@@ -214,16 +245,19 @@ def _decode_element(pair: "Any", lookup: Lookup, targets: "dict[object, Address]
         if Family.of(to) is not lookup.family:
             raise ValueError(target)
         targets[target] = to
+    ports = _ports(inner["val"])
     rule = Rule(  # type: ignore[call-arg]  # in the order of its fields, as thousands are made
         lookup.chain,
         lookup.family,
         owner,
         lookup.protocol,
-        _ports(inner["val"]),
+        ports,
         lookup.interface,
         None,
         lookup.destination,
         to,
+        _shifted(ports, shifts) if lookup.shifted else None,
+        lookup.share,
         None,
     )
     return Live(rule, 0, int(counter["packets"]), int(counter["bytes"]))
@@ -266,20 +300,19 @@ def _parse(chain: Chain, owner: str, expr: list[Json]) -> Rule:
     if not owner.isprintable():
         raise ValueError(owner)
     *conditions, last = expr
-    fields: dict[str, object] = {}
     families: set[Family] = set()
-    for condition in conditions:
-        _parse_match(chain, condition, fields, families)
+    target: dict[str, object] = {}
     if last not in ({"masquerade": None}, {"redirect": None}):
-        target = last[verb(chain)]
-        if len(last) > 1 or not isinstance(target, dict):
+        goal = last[verb(chain)]
+        if len(last) > 1 or not isinstance(goal, dict):
             raise ValueError(last)
-        families.add(Family(target["family"]))
-        fields["to"] = _address(target["addr"], families)
-        if "port" in target:
-            fields["to_port"] = _first_port(target["port"])
-    (family,) = families
-    rule = Rule(chain=chain, family=family, owner=owner, **fields)  # type: ignore[arg-type]
+        families.add(Family(goal["family"]))
+        target["to"] = _address(goal["addr"], families)
+        if "port" in goal:
+            target["to_port"] = _first_port(goal["port"])
+    family, fields, terms = _parse_matches(chain, conditions, families)
+    share = terms.share(family, fields.get("protocol"))
+    rule = Rule(chain=chain, family=family, owner=owner, share=share, **fields, **target)  # type: ignore[arg-type]
     if verdict(rule) != last:
         raise ValueError(last)
     return rule
@@ -291,6 +324,23 @@ def _first_port(port: object) -> int:
         return port
     pairs = port["map"]["data"]["set"]  # type: ignore[index]
     return int(min(pairs)[1])
+
+
+def _parse_matches(
+    chain: Chain, conditions: list[Json], families: set[Family] | None = None
+) -> "tuple[Family, dict[str, Any], Terms]":
+    """What a rule compares packets with; of one family, that its target may name as well."""
+    families = set() if families is None else families
+    fields: dict[str, Any] = {}
+    terms = Terms()
+    for condition in conditions:
+        if not terms.take(condition):
+            _parse_match(chain, condition, fields, families)
+    more = terms.told(families)
+    if fields.keys() & more.keys():
+        raise ValueError("matched twice")
+    (family,) = families
+    return family, {**fields, **more}, terms
 
 
 def _parse_match(

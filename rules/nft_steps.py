@@ -51,26 +51,30 @@ class DropMap(Value):
     """With all elements; the rule that looks into it must have gone."""
 
     lookup: Lookup
+    ports: bool = False  # the other one, from port to port
 
 
 class Erase(Value):
-    """Ranges from a map."""
+    """Ranges from a map, or their ports from the other."""
 
     lookup: Lookup
     rules: Sequence[Rule]
+    ports: bool = False
 
 
 class MakeMap(Value):
     """Yet empty."""
 
     lookup: Lookup
+    ports: bool = False
 
 
 class Fill(Value):
-    """A map, with these ranges."""
+    """A map, with these ranges, or the other with the port that each of their ports leads to."""
 
     lookup: Lookup
     rules: Sequence[Rule]
+    ports: bool = False
 
 
 class AddRule(Value):
@@ -116,17 +120,23 @@ def steps(plan: Plan) -> list[Step]:
     if plan.table is not Table.REMAKE:
         found += _strangers(plan)
         found += _deleted(plan)
-        found += [DropMap(lookup) for lookup in plan.spreading]
-        found += [Erase(lookup, gone) for lookup, gone in _erased(plan).items()]
+        found += [DropMap(*each) for lookup in plan.spreading for each in _maps(lookup)]
+        for lookup, gone in _erased(plan).items():
+            found += [Erase(one, gone, ports) for one, ports in _maps(lookup)]
     written, elements = _shaped(plan)
-    found += [MakeMap(lookup) for lookup in plan.gathering]
-    found += [Fill(lookup, rules) for lookup, rules in elements.items()]
+    found += [MakeMap(*each) for lookup in plan.gathering for each in _maps(lookup)]
+    for lookup, rules in elements.items():
+        found += [Fill(one, rules, ports) for one, ports in _maps(lookup)]
     guarded = _guarded(plan)
     forwards = [rule for rule in written if not rule.guards]
     found += [AddRule(rule, rule.chain in guarded) for rule in forwards]
     found += [AddLookup(lookup, lookup.chain in guarded) for lookup in plan.gathering]
     found += [AddRule(rule) for rule in written if rule.guards]
     return found
+
+
+def _maps(lookup: Lookup) -> list[tuple[Lookup, bool]]:
+    return [(lookup, False), (lookup, True)] if lookup.shifted else [(lookup, False)]
 
 
 def _guarded(plan: Plan) -> frozenset[Chain]:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from rules.model import Live, Lookup, Observed, Rule
+from rules.model import Live, Lookup, Observed, Rule, Share
 
 FEW, MANY = 4, 8
 
@@ -81,11 +81,28 @@ def gathered(counts: Mapping[Lookup, int], mapped: Iterable[Lookup]) -> frozense
 
 
 def name(lookup: Lookup) -> str:
-    """What its map is called; nft takes letters, digits, dots, dashes and underscores."""
+    """What its map is called; nft takes letters, digits, dots, dashes, underscores and slashes,
+    which no link has in its name."""
     words = [lookup.chain.value, lookup.family.value, lookup.protocol.value]
     words += [lookup.interface] if lookup.interface else []
-    words += [str(lookup.destination).replace(":", "_")] if lookup.destination else []
-    return "-".join(words)
+    if lookup.destination and not lookup.destination.is_unspecified:
+        words.append(str(lookup.destination).replace(":", "_"))
+    made = "-".join(words)
+    if lookup.destination and lookup.destination.is_unspecified:
+        made += "/own"
+    return f"{made}{_share(lookup.share)}{'/shifted' if lookup.shifted else ''}"
+
+
+def _share(share: Share | None) -> str:
+    if share is None:
+        return ""
+    numbers = sum(1 << number for number in share.at)
+    return f"/{'c' if share.client else 'f'}{numbers:x}of{share.of}"
+
+
+def port_name(lookup: Lookup) -> str:
+    """What its other map is called, from port to port, where it takes one."""
+    return f"{name(lookup)}/ports"
 
 
 def spot(live: Live) -> object:

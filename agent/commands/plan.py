@@ -69,7 +69,7 @@ def plan(  # noqa: PLR0913 - the options of the command
 
 
 def _say_script(console: Console, plans: Sequence[Plan], output: str) -> None:
-    from rules import nft, xtables  # only where they are asked for
+    from rules import nft_script, xtables  # only where they are asked for
 
     if len(plans) > 1:
         raise Usage(
@@ -87,6 +87,6 @@ def _say_script(console: Console, plans: Sequence[Plan], output: str) -> None:
         if output == "nft" and one.gathering:
             console.say("# apply fills the new maps first: done at once as here, for a moment some")
             console.say("# kernels show them empty to new connections")
-        script = nft.script(one) if output == "nft" else xtables.script(one)
+        script = nft_script.script(one) if output == "nft" else xtables.script(one)
         for line in script.splitlines():
             console.say(line)

@@ -19,7 +19,7 @@ from agent.kernel.memory import MemoryKernel, MemoryNamespace
 from agent.kernel.netns import inside, opened
 from rules.model import Chain, Family, Foreign, Live, Observed, Rule
 from rules.model import Protocol as Transport
-from rules.nft import statement
+from rules.nft_script import statement
 from rules.shapes import lookup_of
 from rules.shapes import name as map_name
 from rules.trace import Packet, trace

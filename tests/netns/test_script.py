@@ -15,7 +15,7 @@ from agent.commands.plan import plan
 from agent.console import Console
 from agent.kernel import sysctl
 from agent.kernel.netns import inside, opened
-from rules import nft as nft_codec
+from rules import nft_script as nft_codec
 from rules import xtables
 from rules.model import Desired, Family, Observed, Rule
 from rules.plan import Table, diff

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rules.conflicts import conflicts
 from rules.desired import desire
 from rules.model import (
+    FORWARDED,
     Address,
     Chain,
     Claim,
@@ -65,7 +66,7 @@ def held(ranges: Iterable[PortRange]) -> set[int]:
 
 # ------------------------------------------------------------------------------------- machines
 
-claims = st.builds(Claim, st.sampled_from(Protocol), port_ranges)
+claims = st.builds(Claim, st.sampled_from(FORWARDED), port_ranges)
 claim_lists = st.lists(claims, min_size=1, max_size=6).map(tuple) | st.none()
 
 PLACES = [

@@ -9,7 +9,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rules.model import Protocol
+from rules.model import FORWARDED, Protocol
 from rules.node_ports import (
     Allocations,
     Bands,
@@ -25,7 +25,7 @@ from rules.ports import PortRange, subtract
 
 # Few holders and ports, so that they often meet; some ranges have one band, some two.
 holders = st.builds(
-    Holder, st.sampled_from("abcd"), st.sampled_from(["", "x", "y"]), st.sampled_from(Protocol)
+    Holder, st.sampled_from("abcd"), st.sampled_from(["", "x", "y"]), st.sampled_from(FORWARDED)
 )
 bands = st.builds(
     lambda first, size: Bands(PortRange(first, first + size - 1)),

@@ -22,7 +22,7 @@ from rules.model import (
     Rule,
     Surroundings,
 )
-from rules.nft import script
+from rules.nft_script import script
 from rules.plan import diff
 from rules.ports import PortRange
 from rules.render import action, target

@@ -4,7 +4,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from rules import nft, nft_listing, xtables
+from rules import nft, nft_listing, nft_script, xtables
 from rules.model import Chain, Family, Protocol, Rule
 from rules.plan import Plan, Table
 from rules.ports import PortRange
@@ -66,9 +66,9 @@ def test_a_range_that_collapses_is_not_ours() -> None:
 
 def test_the_words_of_each_backend_name_every_port() -> None:
     assert "dnat ip to 10.0.2.2: udp dport map { 9000 : 7000, 9001 : 7001, 9002 : 7002 }" in (
-        nft.statement(RANGE)
+        nft_script.statement(RANGE)
     )
-    assert "dnat ip6 to [fd10:0:2::2]:15060" in nft.statement(PORT)
+    assert "dnat ip6 to [fd10:0:2::2]:15060" in nft_script.statement(PORT)
     assert "--to-destination 10.0.2.2:7000-7002/9000" in xtables.statement(RANGE)
     assert "--to-destination [fd10:0:2::2]:15060" in xtables.statement(PORT)
 
