@@ -4,7 +4,7 @@ in it is told at once. Behind this module no port, range or address is a text.""
 import pathlib
 import re
 from collections.abc import Callable, Mapping
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 
 from agent.errors import BadConfiguration
@@ -13,6 +13,7 @@ from rules.manifests.port_annotations import decimal
 from rules.model import Address
 from rules.ports import HIGHEST, LOWEST, PortRange
 from rules.problems import ABSENT, Path, Problem, printable, shown
+from rules.publish import Network
 from rules.values import Value
 
 DEFAULT_FILE = "/etc/portranger/portranger.toml"
@@ -41,6 +42,8 @@ class NodePorts(Value, kw_only=True):
 
     range: PortRange = PortRange(30000, 32767)
     addresses: tuple[Address, ...] = ()  # none: all but loopback
+    external: tuple[Network, ...] = ()  # that Services may name although they are not the node's
+    reserve: bool = False  # whether programs are kept from getting published ports at random
 
 
 class Kubernetes(Value, kw_only=True):
@@ -50,6 +53,7 @@ class Kubernetes(Value, kw_only=True):
     node_name: str = ""  # empty: $NODE_NAME, then the host name
     kubelet_root: str = "/var/lib/kubelet"
     proc: str = "/proc"  # where the node's processes are seen, if not in our own
+    services: bool = True  # whether Services with port ranges are published on the node
 
 
 class Config(Value, kw_only=True):
@@ -229,6 +233,12 @@ def _text(value: object) -> str:
     raise _Wrong("wrong-type", "must be a text", "Put it in quotes.")
 
 
+def _truth(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise _Wrong("wrong-type", "must be true or false", "Write true or false, without quotes.")
+
+
 def _table(value: object) -> dict[str, object]:
     if isinstance(value, dict):
         return value
@@ -312,6 +322,19 @@ def _addresses(value: object) -> tuple[Address, ...]:
     return tuple(dict.fromkeys(address for address in made if address))
 
 
+def _networks(value: object) -> tuple[Network, ...]:
+    fix = 'Write addresses or networks, such as ["203.0.113.7", "203.0.113.64/26"].'
+    if not isinstance(value, list):
+        raise _Wrong("wrong-type", "must be a list of addresses or networks", fix)
+    made: list[Network] = []
+    for item in value:
+        try:
+            made.append(ip_network(_text(item)))
+        except (ValueError, _Wrong) as error:
+            raise _Wrong("bad-value", f"holds what is no network: {shown(item)}", fix) from error
+    return tuple(dict.fromkeys(made))
+
+
 def _address(value: object) -> Address | None:
     """The address that a text is; no zone, no group, and not the one that stands for all."""
     try:
@@ -323,7 +346,15 @@ def _address(value: object) -> Address | None:
 
 
 _TABLES: dict[str, tuple[Callable[..., Value], dict[str, Reader]]] = {
-    "node_ports": (NodePorts, {"range": _range, "addresses": _addresses}),
+    "node_ports": (
+        NodePorts,
+        {
+            "range": _range,
+            "addresses": _addresses,
+            "external": _networks,
+            "reserve": _truth,
+        },
+    ),
     "kubernetes": (
         Kubernetes,
         {
@@ -331,6 +362,7 @@ _TABLES: dict[str, tuple[Callable[..., Value], dict[str, Reader]]] = {
             "node_name": _text,
             "kubelet_root": _absolute,
             "proc": _absolute,
+            "services": _truth,
         },
     ),
 }

@@ -28,13 +28,14 @@ from agent.log import Log
 from agent.metrics import Metrics
 from agent.news import News
 from agent.notify import Notifier
+from agent.publisher import Publisher, publishing
 from agent.server import Server
 from agent.sources.directory import Directory
 from agent.sources.meaning import Meaning, Source, Tiding
 from agent.sources.store import Store
 from agent.sources.watch import Watch
 from agent.status import Standing
-from rules.model import Machine
+from rules.model import NODE
 from rules.shapes import lookup_of, name
 from rules.values import replace
 
@@ -95,10 +96,14 @@ class Daemon:
         devices = Devices(self._resources)
         self._epoll.register(devices.fileno(), select.EPOLLIN)
         self._news = News(self._log, self._notifier, devices)
-        self._keeper = Keeper(self._kernel, self._log, self._metrics, tell=self._told)
         self._store = Store(config.state_dir, self._warn)
+        self._publisher = Publisher(self._store, self._metrics, *publishing(config))
+        self._keeper = Keeper(
+            self._kernel, self._log, self._metrics, publisher=self._publisher, tell=self._told
+        )
         self._use(self._made_source())
-        self._keeper.leave({*self._store.leaving, *self._source.namespaces})
+        own = {NODE} if self._store.has_published else set()
+        self._keeper.leave({*self._store.leaving, *self._source.namespaces, *own})
         self._server: Server | None = None
         stack.callback(self._end)
         self._serve()
@@ -243,6 +248,7 @@ class Daemon:
     def _take(self, meaning: Meaning) -> None:
         """Make what the manifests say now what is wanted."""
         self._kernel.pods.instances = meaning.instances
+        self._publisher.want(meaning)
         self._keeper.want(
             meaning.machines,
             unclaimed_stay=bool(meaning.unknown),
@@ -251,9 +257,9 @@ class Daemon:
         self._news.tell(self._source)
         self._news.publish(self._source, self._keeper)
 
-    def _told(self, machines: Iterable[Machine], tiding: Tiding, message: str) -> None:
-        for machine in machines:
-            self._source.tell(str(machine), tiding, message)
+    def _told(self, whom: Iterable[object], tiding: Tiding, message: str) -> None:
+        for one in whom:
+            self._source.tell(str(one), tiding, message)
 
     def _folders(self) -> set[str]:
         """Where namespaces come and go that are named by a path, or are a pod's that is not found
@@ -278,6 +284,7 @@ class Daemon:
         try:
             config = load(self._path)
             self._change_to(config)
+            self._publisher.use(*publishing(self._config))
             self._log.info("reloaded", source=self._source, backend=config.backend)
         except BadConfiguration as bad:
             for line in str(bad).splitlines():

@@ -17,10 +17,11 @@ from agent.kernel.kinds import Glimpse, Kernel
 from agent.kernel.pods import POD, Tampered
 from agent.log import Level, Log
 from agent.metrics import Metrics
-from agent.reconcile import Outcome, by_namespace, keep
+from agent.publisher import Publisher
+from agent.reconcile import Outcome, Wish, by_namespace, keep, wish_of
 from agent.sources.meaning import Tiding
 from agent.status import Change, Drift, Standing, State
-from rules.model import Machine
+from rules.model import NODE, Machine
 from rules.plan import Plan, Table, order
 from rules.values import replace
 
@@ -31,7 +32,8 @@ MOST_TOLD = 20  # ranges in one message
 HALF = 1 << 31  # of the numbers that a generation can have
 
 Clock = Callable[[], float]
-Tell = Callable[[Iterable[Machine], Tiding, str], None]  # whom it concerns, what, in which words
+Tell = Callable[[Iterable[object], Tiding, str], None]  # whom it concerns, what, in which words
+UNKNOWN = (State.FAILING, State.REFUSED)  # so that what is in a namespace cannot be told
 
 
 class Keeper:
@@ -43,11 +45,15 @@ class Keeper:
         log: Log,
         metrics: Metrics,
         *,
+        publisher: Publisher | None = None,
         clock: Clock = time.monotonic,
         calendar: Clock = time.time,
         tell: Tell = lambda _, __, ___: None,
     ) -> None:
         self.kernel = kernel
+        self._publisher = publisher
+        self._machines: tuple[Machine, ...] = ()
+        self._reselect = False  # whether what is behind Services may have changed
         self._tell = tell
         self._log, self._metrics = log, metrics
         self._clock, self._calendar = clock, calendar
@@ -70,14 +76,19 @@ class Keeper:
     ) -> None:
         """These are all the machines there are; in contested namespaces some are refused. Rules of
         owners who are not among them stay where there may be more that we cannot read."""
-        wanted = by_namespace(one for one in machines if one.masquerade is not None)
+        self._machines, self._reselect = tuple(machines), True
+        wanted = by_namespace(one for one in self._machines if one.masquerade is not None)
         for netns, group in wanted.items():
             kept = self._known(netns)
             if kept.machines != group or kept.leaving:
                 kept.machines, kept.leaving = group, False
                 kept.look = kept.urgent = True
                 kept.proven = None
-        self.leave(self._kept.keys() - wanted.keys())
+        publishing = self._publisher is not None and self._publisher.wanted
+        if publishing and self._known(NODE).leaving:
+            self._kept[NODE].leaving = False
+            self._kept[NODE].look = self._kept[NODE].urgent = True
+        self.leave(self._kept.keys() - wanted.keys() - ({NODE} if publishing else set()))
         if unclaimed_stay != self._unclaimed_stay:
             self._unclaimed_stay = unclaimed_stay
             self.renew()
@@ -219,13 +230,32 @@ class Keeper:
         for kept in sorted(due, key=lambda kept: (kept.leaving, kept.netns)):
             if stopping():
                 break
-            self._look(kept)
-            beat()
+            if kept.netns != NODE or kept.leaving:
+                self._look(kept)
+                beat()
+        if not stopping():
+            self._publish(now)
         try:
             self._metrics.forgot(self.kernel.afterwards())
         except Failure as failure:
             self._log.warning("flows not forgotten", reason=failure)
         return bool(due)
+
+    def _publish(self, now: float) -> None:
+        """Look at the node, whose Services lead to what was found in all others."""
+        node = self._kept.get(NODE)
+        if node is None or node.leaving or self._publisher is None:
+            return
+        if self._reselect:
+            self._reselect = False
+            others = [kept for kept in self._kept.values() if not kept.leaving]
+            links = {kept.netns: kept.links for kept in others if kept.links is not None}
+            unknown = {kept.netns for kept in others if kept.standing.state in UNKNOWN}
+            if self._publisher.select(self._machines, links, unknown - links.keys()):
+                node.look = node.urgent = True
+                node.proven = None
+        if node.due <= now:
+            self._look(node)
 
     def _look(self, kept: Kept) -> None:
         started = self._clock()
@@ -246,9 +276,11 @@ class Keeper:
                 self._done(kept, outcome)
             kept.failures = FAILURES
             kept.culprits = []
-            if kept.proven is None or kept.proven.generation is None:
+            if kept.proven is None or kept.proven.generation is None or kept.standing.refused:
                 kept.timer = self._clock() + TIMED_LOOK
             if kept.leaving and not self._may_be_claimed(kept):
+                if kept.netns == NODE and self._publisher is not None:
+                    self._publisher.left()
                 self._drop(kept)
             else:
                 self._judge(kept)
@@ -256,7 +288,8 @@ class Keeper:
 
     def _kept_so(self, kept: Kept) -> Outcome | None:
         """None: it is as it was when it was last proven."""
-        if kept.proven and kept.proven.generation is not None and kept.desired is not None:
+        sure = kept.proven and kept.proven.generation is not None and not kept.standing.refused
+        if sure and kept.desired is not None:
             names = [sysctl.name for sysctl in kept.desired.sysctls]
             if self.kernel.glimpse(kept.netns, names) == kept.proven:
                 return None
@@ -274,12 +307,11 @@ class Keeper:
             self._numbers.setdefault(kept.nsid, set()).add(kept.netns)
             outcome = keep(
                 kept.netns,
-                kept.machines,
+                self._wish(kept),
                 namespace,
                 before=before,
                 links=kept.links,
                 unclaimed_stay=self._may_be_claimed(kept),
-                made=kept.made,
             )
             kept.known = namespace.known
             kept.standing = replace(
@@ -289,6 +321,11 @@ class Keeper:
                 identity=namespace.identity,
             )
             return outcome
+
+    def _wish(self, kept: Kept) -> Wish:
+        if kept.netns == NODE and not kept.leaving and self._publisher is not None:
+            return self._publisher.wish
+        return wish_of(kept.machines, kept.made)
 
     def _may_be_claimed(self, kept: Kept) -> bool:
         """Whether what nobody claims there may be what a manifest declares that we cannot read: not
@@ -305,6 +342,8 @@ class Keeper:
 
     def _done(self, kept: Kept, outcome: Outcome) -> None:
         desired, now = outcome.desired, self._calendar()
+        self._reselect |= kept.links != outcome.surroundings
+        new = set(desired.refused) - set(kept.standing.refused)
         kept.desired, kept.links = desired, outcome.surroundings
         kept.sure |= not self._unclaimed_stay or outcome.done.table is Table.CREATE
         kept.proven = Glimpse(
@@ -318,8 +357,12 @@ class Keeper:
             live=outcome.live,
             beside=bool(outcome.surroundings.kubevirt),
             pending=desired.pending,
+            refused=desired.refused,
             notes=desired.notes,
         )
+        for one in sorted(new, key=str):
+            self._log.warning("not published", what=one.owner, why=one.reason)
+            self._tell([one.owner.rpartition("/")[0], one.owner], Tiding.CONFLICT, one.reason)
         if outcome.drift:
             self._drifted(kept, outcome.drift, now)
         if not outcome.done.empty:
@@ -349,6 +392,7 @@ class Keeper:
         )
 
     def _absent(self, kept: Kept, failure: NoNamespace) -> None:
+        self._reselect = True
         if kept.leaving:
             self._drop(kept)
             return
@@ -369,6 +413,7 @@ class Keeper:
             so = f"it is left as it is; portranger clear --netns {kept.netns} would clear it"
             self._log.warning("not cleared", netns=kept.netns, why=failure, so=so)
             return
+        self._reselect = True
         kept.proven = None
         kept.failures = kept.failures.struck(self._clock())
         kept.look = True
@@ -389,6 +434,9 @@ class Keeper:
             return
         if kept.netns in self._contested:
             self._stand(kept, State.CONFLICT, self._contested[kept.netns])
+        elif kept.standing.refused:
+            why = "; ".join(f"{one.owner}: {one.reason}" for one in kept.standing.refused)
+            self._stand(kept, State.CONFLICT, why)
         elif kept.standing.pending:
             why = "; ".join(f"{one.owner}: {one.reason}" for one in kept.standing.pending)
             self._stand(kept, State.PENDING, why)

@@ -11,6 +11,7 @@ from threading import Lock
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    Gauge,
     Histogram,
     ProcessCollector,
     disable_created_metrics,
@@ -20,6 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from agent.errors import Failure
 from agent.status import Standing, State, Status
+from rules.allotment import DYNAMIC, STATIC
 from rules.model import Chain, Live, Rule
 from rules.problems import printable
 from rules.shapes import spot
@@ -86,11 +88,41 @@ class Metrics:
         self._drift = self._counter(
             "drift_repaired", "Changes by others that were undone, by the process.", ("process",)
         )
+        self._given = self._counter(
+            "nodeport_allocator_allocation", "Times that node ports were given.", ("scope",)
+        )
+        self._ungiven = self._counter(
+            "nodeport_allocator_allocation_errors",
+            "Times that node ports were not to be had.",
+            ("scope",),
+        )
+        for scope in (STATIC, DYNAMIC):
+            self._given.labels(scope)
+            self._ungiven.labels(scope)
+        self._allocated = self._gauge(
+            "nodeport_allocator_allocated_ports", "Node ports that Services have."
+        )
+        self._available = self._gauge(
+            "nodeport_allocator_available_ports", "Node ports that nobody has."
+        )
         self._lock = Lock()
         self._processes: set[str] = set()
 
     def _counter(self, name: str, words: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(name, words, labels, namespace=PREFIX, registry=self._registry)
+
+    def _gauge(self, name: str, words: str) -> Gauge:
+        return Gauge(name, words, namespace=PREFIX, registry=self._registry)
+
+    def allotted(self, allocated: int, available: int) -> None:
+        """So many node ports are in use, and so many are left."""
+        self._allocated.set(allocated)
+        self._available.set(available)
+
+    def gave(self, scope: str, given: int, refused: int) -> None:
+        """Node ports to so many that had none, and none to so many others."""
+        self._given.labels(scope).inc(given)
+        self._ungiven.labels(scope).inc(refused)
 
     def reconciled(self, seconds: float) -> None:
         """One namespace was compared, and mended where need be."""

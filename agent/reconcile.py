@@ -4,7 +4,7 @@ Nothing is remembered between passes. Whatever was left behind by a crash, a str
 version is a difference like any other.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from agent.errors import Failure, Stale, TryAgain
 from rules.desired import Made, desire
@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from agent.kernel.kinds import Generation, Namespace
 
 ATTEMPTS = 5
+
+
+# What a namespace should hold, given what it is like.
+Wish = Callable[["Namespace", Surroundings], Desired]
+
+
+def wish_of(machines: Sequence[Machine], made: Made | None = None) -> Wish:
+    """Of machines."""
+    return lambda _, surroundings: desire(machines, surroundings, made)
 
 
 class Intent(Value):
@@ -38,16 +47,15 @@ def by_namespace(machines: Iterable[Machine]) -> dict[str, list[Machine]]:
     return found
 
 
-def intend(netns: str, machines: Sequence[Machine], namespace: "Namespace") -> Intent:
+def intend(netns: str, wish: Wish, namespace: "Namespace") -> Intent:
     """What should change, without changing it."""
-    desired = desire(machines, namespace.surroundings())
+    desired = wish(namespace, namespace.surroundings())
     plan = diff(netns, desired, _observe(namespace, desired))
     return Intent(plan, desired, namespace.backend, namespace.reason)
 
 
-def intend_from_nothing(netns: str, machines: Sequence[Machine]) -> Intent:
+def intend_from_nothing(netns: str, desired: Desired) -> Intent:
     """What would be done in a namespace that is not there to ask."""
-    desired = desire(machines, None)
     return Intent(diff(netns, desired, Observed(mapped={})), desired)
 
 
@@ -74,22 +82,21 @@ class Outcome(Value, kw_only=True):
 
 def keep(  # noqa: PLR0913 - what is wanted, and what was
     netns: str,
-    machines: Sequence[Machine],
+    wish: Wish,
     namespace: "Namespace",
     *,
     before: Desired | None,
     links: Surroundings | None = None,
     unclaimed_stay: bool = False,
-    made: Made | None = None,
 ) -> Outcome:
-    """Make a namespace hold what these machines want, and tell what others had done to it since it
+    """Make a namespace hold what is wished for there, and tell what others had done to it since it
     held what was wanted before and had these links; None: this is the first look of this run.
 
     On the first look, and where rules were missing, flows may be open that no rule stands for."""
     with namespace.exclusive():
         surroundings = namespace.surroundings()
-        desired = desire(machines, surroundings, made)
-        desired = replace(desired, unclaimed_stay=unclaimed_stay)
+        desired = wish(namespace, surroundings)
+        desired = replace(desired, unclaimed_stay=unclaimed_stay or desired.unclaimed_stay)
         found = _observe(namespace, desired)
         if isinstance(found.live, Lives):
             found.live.recognise(desired.rules)

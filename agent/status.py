@@ -53,6 +53,7 @@ class Standing(Value, kw_only=True):
     identity: object = None  # which namespace had that name when it was seen
     beside: bool = False  # KubeVirt's own chains are live there
     pending: tuple[Pending, ...] = ()
+    refused: tuple[Pending, ...] = ()  # what would take what is somebody else's
     notes: tuple[str, ...] = ()
     change: Change | None = None
     drift: Drift | None = None
@@ -113,6 +114,7 @@ def _standing_json(standing: Standing) -> Json:
         "rules": len(standing.live),
         "ranges": [_range_json(one) for one in standing.ranges],
         "pending": [{"owner": one.owner, "reason": one.reason} for one in standing.pending],
+        "refused": [{"owner": one.owner, "reason": one.reason} for one in standing.refused],
         "notes": list(standing.notes),
         "last_change": standing.change
         and {"at": moment(standing.change.at), "what": standing.change.what},

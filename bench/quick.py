@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from ipaddress import IPv4Address
 
 from agent.kernel.live import LiveKernel
-from agent.reconcile import keep
+from agent.reconcile import keep, wish_of
 from bench import control, flows
 from bench.machines import machine
 from bench.measure import Number, Table, numbers, undisturbed
@@ -83,7 +83,7 @@ def resync() -> Number:
         wanted = {}
         for name in names:
             with kernel.opened(name) as namespace:
-                wanted[name] = keep(name, [_machine()], namespace, before=None)
+                wanted[name] = keep(name, wish_of([_machine()]), namespace, before=None)
         settings = {
             name: [one.name for one in outcome.desired.sysctls] for name, outcome in wanted.items()
         }

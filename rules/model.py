@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, ClassVar
 
+NODE = "node:self"  # what the namespace that the agent runs in is called
 Address = IPv4Address | IPv6Address
 InterfaceAddress = IPv4Interface | IPv6Interface
 
@@ -374,4 +375,5 @@ class Desired(Value, kw_only=True):
     unclaimed_stay: bool = (
         False  # so do rules of owners who are not known, if nobody is in their way
     )
+    refused: tuple[Pending, ...] = ()  # what would take what is somebody else's
     notes: tuple[str, ...] = ()  # what a person should know, and no rule says

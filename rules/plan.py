@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from rules.model import Chain, Desired, Family, Foreign, Live, Lookup, Observed, Rule
 from rules.ports import ALL_PORTS, PortRange, coalesce
-from rules.shapes import Lives, gathered, lives, lookup_of, name
+from rules.shapes import Lives, gathered, lives, lookup_of, name, weight
 from rules.values import Value
 
 
@@ -160,14 +160,14 @@ def _maps(
     """Which ranges are to be held as maps, where the backend has any."""
     if observed.mapped is None:
         return frozenset()
-    counts = dict(live.counts)
+    weights = dict(live.weights)
     for rule in missing:
         if lookup := rule.lookup:
-            counts[lookup] = counts.get(lookup, 0) + 1
+            weights[lookup] = weights.get(lookup, 0) + weight(rule)
     for one in surplus:
         if lookup := one.rule.lookup:
-            counts[lookup] -= 1
-    return gathered(counts, observed.mapped)
+            weights[lookup] -= weight(one.rule)
+    return gathered(weights, observed.mapped)
 
 
 def _is_out_of_the_way(rule: Rule, desired: Desired) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import isfinite
 
-from rules.model import RULE, Chain, Foreign, Live, Lookup, Rule
+from rules.model import OWN, RULE, Chain, Detour, Foreign, Live, Lookup, Rule, Share
 from rules.plan import Plan, Table, order
 from rules.problems import ABSENT, Problem, shown
 from rules.shapes import count
@@ -77,9 +77,12 @@ def rule_json(rule: Rule) -> Json:
         "ports": str(rule.ports) if rule.ports else None,
         "interface": rule.interface,
         "source": str(rule.source) if rule.source else None,
-        "destination": str(rule.destination) if rule.destination else None,
+        "destination": destination(rule) if rule.destination else None,
         "to": str(rule.to) if rule.to else None,
         "to_port": str(rule.to_ports) if rule.to_ports else None,
+        "share": share(rule.share) if rule.share else None,
+        "sent_back": list(rule.detour.links) or None if rule.detour else None,
+        "sent_on": [str(one) for one in rule.detour.remote] or None if rule.detour else None,
     }
     return {key: value for key, value in fields.items() if value is not None}
 
@@ -125,10 +128,32 @@ def rule_words(rule: Rule) -> list[str]:
     if rule.source is not None:
         what += f" from {rule.source}"
     if rule.destination is not None:
-        what += f" to {rule.destination}"
+        what += f" to {destination(rule)}"
+    if rule.share is not None:
+        what += f" ({share(rule.share)})"
+    if rule.detour is not None:
+        what = f"{detour(rule.detour)}"
     if rule.interface is not None:
         what += f" {'via' if rule.chain is Chain.POSTROUTING else 'on'} {rule.interface}"
     return [rule.family.value, rule.chain.value, what, f"-> {target(rule)}", rule.owner]
+
+
+def destination(rule: Rule) -> str:
+    """The address that packets are for."""
+    own = rule.destination == OWN[rule.family]
+    return "the node" if own else str(rule.destination)
+
+
+def share(part: Share) -> str:
+    """How many of the flows go there."""
+    return f"{len(part.at)} of {part.of} {'clients' if part.client else 'flows'}"
+
+
+def detour(way: Detour) -> str:
+    """Which flows are given an address of ours, so that their answers come back to us."""
+    if way.links:
+        return f"sent back over {', '.join(way.links)}"
+    return f"sent on to {', '.join(map(str, way.remote))}"
 
 
 def target(rule: Rule) -> str:
@@ -216,6 +241,8 @@ def _was(before: Rule, after: Rule) -> str:
             ("target", before.to, after.to),
             ("target port", before.to_ports, after.to_ports),
             ("owner", before.owner, after.owner),
+            ("share", before.share and share(before.share), after.share and share(after.share)),
+            ("way", before.detour and detour(before.detour), after.detour and detour(after.detour)),
         )
         if old != new
     )
@@ -286,7 +313,9 @@ def _told(old: Old, new: Rule | None) -> list[Rule]:
 
 def _packets(lookup: Lookup) -> str:
     words = [lookup.family.value, lookup.chain.value, lookup.protocol.value]
-    words += [f"to {lookup.destination}"] if lookup.destination else []
+    if lookup.destination:
+        own = lookup.destination == OWN[lookup.family]
+        words.append("to the node" if own else f"to {lookup.destination}")
     words += [f"on {lookup.interface}"] if lookup.interface else []
     return " ".join(words)
 

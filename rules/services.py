@@ -42,6 +42,7 @@ class Service(Value, kw_only=True):
     external: tuple[Address, ...] = ()  # externalIPs: whoever wrote them need not own them
     ingress: tuple[Address, ...] = ()  # given to it by a load balancer
     affinity: int | None = None  # for how many seconds a client keeps its endpoint
+    allocates: bool = True  # whether it gets node ports that nobody wrote down
     local: bool = False  # externalTrafficPolicy: endpoints of this node only, and the true source
     origin: str = ""  # file:line, for messages
 

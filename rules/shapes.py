@@ -26,8 +26,12 @@ class Lives(tuple[Live, ...]):
         return found
 
     @cached_property
-    def counts(self) -> Counter[Lookup]:
-        return count(live.rule for live in self)
+    def weights(self) -> Counter[Lookup]:
+        found: Counter[Lookup] = Counter()
+        for live in self:
+            if lookup := live.rule.lookup:
+                found[lookup] += weight(live.rule)
+        return found
 
     def recognise(self, rules: Iterable[Rule]) -> None:
         """Know these by the very objects that they are: then sets of them are compared without a
@@ -43,17 +47,17 @@ class Lives(tuple[Live, ...]):
 
     def changed(self, gone: Iterable[Live], new: Iterable[Live]) -> "Lives":
         """After some went and others came."""
-        index, counts = self.by_rule.copy(), self.counts.copy()
+        index, weights = self.by_rule.copy(), self.weights.copy()
         for live in gone:
             del index[live.rule]
             if lookup := live.rule.lookup:
-                counts[lookup] -= 1
+                weights[lookup] -= weight(live.rule)
         for live in new:
             index[live.rule] = live
             if lookup := live.rule.lookup:
-                counts[lookup] += 1
+                weights[lookup] += weight(live.rule)
         made = Lives(index.values())
-        made.__dict__.update(by_rule=index, counts=counts, recognised=self.recognised)
+        made.__dict__.update(by_rule=index, weights=weights, recognised=self.recognised)
         return made
 
 
@@ -73,10 +77,16 @@ def lookup_of(rule: Rule) -> Lookup | None:
     return rule.lookup
 
 
-def gathered(counts: Mapping[Lookup, int], mapped: Iterable[Lookup]) -> frozenset[Lookup]:
+def weight(rule: Rule) -> int:
+    """What it counts for a map. A shifted range takes one anyway, from port to port: as a rule it
+    would have one of its own."""
+    return MANY if rule.to_port is not None and rule.ports and len(rule.ports) > 1 else 1
+
+
+def gathered(weights: Mapping[Lookup, int], mapped: Iterable[Lookup]) -> frozenset[Lookup]:
     """The lookups that are worth it, among those that are there and those that could be."""
-    worth = {lookup for lookup, number in counts.items() if number >= MANY}
-    kept = {lookup for lookup in mapped if counts.get(lookup, 0) > FEW}
+    worth = {lookup for lookup, number in weights.items() if number >= MANY}
+    kept = {lookup for lookup in mapped if weights.get(lookup, 0) > FEW}
     return frozenset(worth | kept)
 
 

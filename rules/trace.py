@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from rules.desired import LOOPBACK
-from rules.model import Address, Chain, Family, Protocol, Rule
+from rules.model import OWN, Address, Chain, Family, Protocol, Rule
+from rules.render import share
 from rules.values import Value, replace
 
 
@@ -27,14 +28,21 @@ def matches(rule: Rule, packet: Packet) -> bool:
         and rule.interface in (None, packet.interface)
         and rule.source in (None, packet.source)
         and rule.destination in (None, packet.destination)
+        and rule.detour is None
     )
 
 
 def trace(rules: Iterable[Rule], chain: Chain, packet: Packet) -> Rule | None:
     """The rule of that chain that takes the packet; of a desired set there is never a second, but
     for the guard behind all others."""
+    return next(iter(traced(rules, chain, packet)), None)
+
+
+def traced(rules: Iterable[Rule], chain: Chain, packet: Packet) -> list[Rule]:
+    """The rule that takes the packet or, where several share the flows, those that may."""
     found = [rule for rule in rules if rule.chain is chain and matches(rule, packet)]
-    return min(found, key=lambda rule: rule.guards, default=None)
+    sharing = [rule for rule in found if rule.share is not None]
+    return sharing or sorted(found, key=lambda rule: rule.guards)[:1]
 
 
 def explained(
@@ -48,9 +56,10 @@ def explained(
     if not flows:
         yield f"{protocol.value}/{port} is not forwarded: no rule of ours lets it in"
     for packet, chain, place in flows:
-        rule = trace(rules, chain, packet)
+        found = traced(rules, chain, packet)
         flow = f"{NAMES[packet.family]} {protocol.value}/{port} {place}"
-        yield f"{flow}: {_fate(rule, packet) if rule else _why_not(rules, chain, packet)}"
+        fate = " or ".join(_fate(rule, packet) for rule in found)
+        yield f"{flow}: {fate or _why_not(rules, chain, packet)}"
 
 
 NAMES = {Family.IP: "IPv4", Family.IP6: "IPv6"}
@@ -76,6 +85,7 @@ def _flows(
             )
             yield packet, Chain.OUTPUT, f"to {own} from inside the namespace"
         else:
+            yield from _entering(here, protocol, port, sender)
             links = {rule.interface for rule in here if rule.chain is Chain.PREROUTING}
             for link in sorted(link for link in links if link is not None):
                 packet = Packet(
@@ -88,6 +98,24 @@ def _flows(
                 )
 
 
+def _entering(
+    rules: Sequence[Rule], protocol: Protocol, port: int, sender: Address | None
+) -> Iterator[tuple[Packet, Chain, str]]:
+    """Flows to the addresses at which a node publishes."""
+    for family in Family:
+        published = {
+            rule.destination
+            for rule in rules
+            if rule.chain is Chain.PREROUTING and rule.family is family and rule.destination
+        }
+        for at in sorted(published):
+            packet = Packet(
+                family=family, protocol=protocol, port=port, source=sender, destination=at
+            )
+            where = "the node" if at == OWN[family] else str(at)
+            yield packet, Chain.PREROUTING, f"to {where}" + (f" from {sender}" if sender else "")
+
+
 def _fate(rule: Rule, packet: Packet) -> str:
     what = f"{rule.protocol.value} {rule.ports}" if rule.protocol else "everything"
     if rule.guards:
@@ -98,7 +126,8 @@ def _fate(rule: Rule, packet: Packet) -> str:
     port = packet.port
     if rule.ports is not None and rule.to_port is not None:
         port += rule.to_port - rule.ports.first
-    return f"goes to {to}:{port}, by the rule for {what} of {rule.owner}"
+    part = f" ({share(rule.share)})" if rule.share else ""
+    return f"goes to {to}:{port}{part}, by the rule for {what} of {rule.owner}"
 
 
 def _why_not(rules: Sequence[Rule], chain: Chain, packet: Packet) -> str:

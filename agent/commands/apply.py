@@ -2,7 +2,15 @@
 
 from collections.abc import Callable, Sequence
 
-from agent.commands.common import BAD_MANIFEST, failed, intents, reported, say_notes, say_plans
+from agent.commands.common import (
+    BAD_MANIFEST,
+    failed,
+    intents,
+    refusals,
+    reported,
+    say_notes,
+    say_plans,
+)
 from agent.console import Console
 from agent.errors import Failure, TryAgain
 from agent.kernel.kinds import Kernel
@@ -24,7 +32,8 @@ def apply(  # noqa: PLR0913 - the options of the command
     if reported(snapshot, console):
         console.warn("Nothing was applied: mend the manifests first.")
         return BAD_MANIFEST
-    found, failures = intents(snapshot.machines, kernel)
+    found, failures = intents(snapshot, kernel)
+    failures += refusals(found)
     if found or not failures:
         say_plans(console, [intent.plan for intent in found])
     say_notes(console, snapshot.machines, found)

@@ -1,20 +1,23 @@
 """What several commands share: reading manifests, telling problems, and making plans."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from agent.console import Console
-from agent.errors import BadManifest, Failure
-from agent.reconcile import Intent, by_namespace, intend, intend_from_nothing
+from agent.errors import BadManifest, Failure, NoNamespace
+from agent.reconcile import Intent, by_namespace, intend, intend_from_nothing, wish_of
 from agent.sources.files import Snapshot
 from rules.conflicts import conflicts
-from rules.model import Machine
+from rules.desired import desire
+from rules.model import NODE, Desired, Machine, Surroundings
 from rules.plan import Plan
 from rules.problems import Problem
 from rules.render import plan_text, summary
+from rules.selection import select
+from rules.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from agent.kernel.kinds import Kernel
+    from agent.kernel.kinds import Kernel, Namespace
 
 OK, CHANGES, BAD_MANIFEST = 0, 2, 65
 
@@ -38,17 +41,17 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def intents(
-    machines: Sequence[Machine], kernel: "Kernel | None"
-) -> tuple[list[Intent], list[Failure]]:
+def intents(snapshot: Snapshot, kernel: "Kernel | None") -> tuple[list[Intent], list[Failure]]:
     """What to do in each namespace, and which of them could not be looked at."""
     found: list[Intent] = []
     failures: list[Failure] = []
     names: dict[object, str] = {}
-    for name, group in by_namespace(machines).items():
+    links: dict[str, Surroundings] = {}
+    unknown: set[str] = set()
+    for name, group in by_namespace(snapshot.machines).items():
         ours = any(machine.masquerade is not None for machine in group)
         if kernel is None:
-            found += [intend_from_nothing(name, group)] if ours else []
+            found += [intend_from_nothing(name, desire(group, None))] if ours else []
             continue
         try:
             with kernel.opened(name) as namespace:
@@ -58,13 +61,39 @@ def intents(
                         f"{first} and {name} are one and the same namespace",
                         "Write the same name for it in every manifest",
                     )
-                found.append(intend(name, group, namespace))
+                found.append(intend(name, wish_of(group), namespace))
+                links[name] = namespace.surroundings()
         except BadManifest:
             raise
         except Failure as failure:
+            unknown |= set() if isinstance(failure, NoNamespace) else {name}
             if ours:  # else nobody needs the namespace, and nothing of ours can be in it
                 failures.append(failure)
+    if snapshot.services:
+        found.append(on_the_node(snapshot, kernel, links, unknown))
     return found, failures
+
+
+def on_the_node(
+    snapshot: Snapshot,
+    kernel: "Kernel | None",
+    links: Mapping[str, Surroundings] | None = None,
+    unknown: Collection[str] = (),
+) -> Intent:
+    """What to do there; links are those of the machines' namespaces."""
+    from agent.config import load  # whoever has no Services needs neither
+    from agent.publisher import published, published_from_nothing, publishing
+
+    selection = select(snapshot.services, snapshot.machines, links if kernel else None, unknown)
+    how, bands = publishing(replace(load(None), source="files"))
+    if kernel is None:
+        return intend_from_nothing(NODE, published_from_nothing(selection, how, bands))
+
+    def wish(here: "Namespace", _: Surroundings) -> Desired:
+        return published(selection, here, how, bands).desired
+
+    with kernel.opened(NODE) as namespace:
+        return intend(NODE, wish, namespace)
 
 
 def say_plans(console: Console, plans: Sequence[Plan]) -> None:
@@ -86,6 +115,15 @@ def say_notes(console: Console, machines: Sequence[Machine], found: Sequence[Int
         for pending in intent.desired.pending:
             where = f"namespace {intent.plan.netns}"
             console.say(f"pending in {where}: {pending.owner}: {pending.reason}")
+
+
+def refusals(found: Sequence[Intent]) -> list[Failure]:
+    """What would take what is somebody else's, each as a failure; the rest goes on."""
+    return [
+        Failure(f"{one.owner} is refused: {one.reason.removesuffix('.')}")
+        for intent in found
+        for one in intent.desired.refused
+    ]
 
 
 def failure_json(failure: Failure) -> dict[str, object]:

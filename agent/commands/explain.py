@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
-from agent.commands.common import BAD_MANIFEST, failed, reported
+from agent.commands.common import BAD_MANIFEST, failed, on_the_node, reported
 from agent.commands.show import held
 from agent.console import Console
 from agent.errors import Failure, Usage
 from agent.kernel.kinds import Kernel
 from agent.reconcile import by_namespace
-from agent.sources.files import load
+from agent.sources.files import Snapshot, load
 from rules.desired import desire
-from rules.model import FORWARDED, Address, Protocol, Rule
+from rules.model import FORWARDED, NODE, Address, Protocol, Rule
 from rules.plan import order
 from rules.ports import HIGHEST, LOWEST
 from rules.trace import explained
@@ -41,10 +41,7 @@ def explain(  # noqa: PLR0913 - the options of the command
         snapshot = load(paths, console.stdin)
         if reported(snapshot, console):
             return BAD_MANIFEST
-        for name, machines in by_namespace(snapshot.machines).items():
-            if netns not in (None, name):
-                continue
-            rules[name] = list(desire(machines, None).rules)
+        rules = {name: made for name, made in _declared(snapshot) if netns in (None, name)}
         for machine in snapshot.machines:
             for other in machine.not_ours:
                 console.say(f"not ours: {machine}/{other.interface}: {other.reason}")
@@ -58,6 +55,13 @@ def explain(  # noqa: PLR0913 - the options of the command
         where = f" in namespace {netns}" if netns else ""
         console.say(f"Nothing of ours is {'live' if kernel else 'declared'}{where}.")
     return failed(console, failures)
+
+
+def _declared(snapshot: Snapshot) -> Iterator[tuple[str, list[Rule]]]:
+    for name, machines in by_namespace(snapshot.machines).items():
+        yield name, list(desire(machines, None).rules)
+    if snapshot.services:
+        yield NODE, list(on_the_node(snapshot, None).desired.rules)
 
 
 def _devices(netns: str, kernel: Kernel | None) -> Iterator[str]:

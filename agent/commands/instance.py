@@ -49,7 +49,7 @@ class Instance(Value, kw_only=True):
 def plan(instance: Instance, console: Console, *, output: str = "text") -> int:
     """What an agent would do for it where nothing is yet."""
     problems = reported(instance.snapshot, console)
-    found, _ = intents(instance.snapshot.machines, None)
+    found, _ = intents(instance.snapshot, None)
     plans = [intent.plan for intent in found]
     if output == "json":
         console.say_json(plan_json(plans, problems))

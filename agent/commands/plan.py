@@ -9,6 +9,7 @@ from agent.commands.common import (
     failed,
     failure_json,
     intents,
+    refusals,
     reported,
     say_notes,
     say_plans,
@@ -44,7 +45,8 @@ def plan(  # noqa: PLR0913 - the options of the command
         if output == "json":
             console.say_json(plan_json([], problems))
         return BAD_MANIFEST
-    found, failures = intents(snapshot.machines, kernel)
+    found, failures = intents(snapshot, kernel)
+    failures += refusals(found)
     plans = [intent.plan for intent in found]
     if output == "json":
         pending = [

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from rules.model import Observed, Rule, Surroundings
+from rules.model import Address, Observed, Rule, Surroundings
 from rules.plan import Plan
+from rules.publish import Node
 from rules.values import Value
 
 LAST_GENERATION = 0xFFFFFFFF  # the next one is 1
@@ -49,6 +50,9 @@ class Namespace(Protocol):
         """What spares whoever opens it again another look, if nothing changes until then."""
 
     def surroundings(self) -> Surroundings: ...
+    def node(self, endpoints: Iterable[Address], *, others: bool) -> Node:
+        """What publishing depends on, where it is a node's own; others: what they translate."""
+
     def observe(self, sysctls: Iterable[str] = ()) -> Observed: ...
     def commit(self, plan: Plan) -> None: ...
     def exclusive(self) -> AbstractContextManager[None]: ...

@@ -12,20 +12,21 @@ from contextlib import AbstractContextManager, contextmanager
 from agent.errors import BackendMissing, Failure, NoNamespace
 from agent.kernel import netns as namespaces
 from agent.kernel import rtnetlink, sysctl
-from agent.kernel.backends import AUTO, IPTABLES, Workers, chosen, legacy_is_live
+from agent.kernel.backends import AUTO, IPTABLES, NFTABLES, Workers, chosen, legacy_is_live
 from agent.kernel.conntrack import Conntrack, is_idle
 from agent.kernel.events import Events
 from agent.kernel.iptables import require
 from agent.kernel.kinds import Generation, Glimpse, Known
 from agent.kernel.nftables import Nftables, generation_of, kubevirt_in, netlink
+from agent.kernel.node import look
 from agent.kernel.pods import POD, Pods
 from rules.flows import Forgotten, forgotten, unmade
-from rules.model import Address, Family, Foreign, Observed, Rule, Surroundings
+from rules.model import NODE, Address, Family, Foreign, Observed, Rule, Surroundings
 from rules.plan import Plan, Table
+from rules.publish import Node
 from rules.values import replace
 
 MOST_TO_CLOSE = 32  # sockets and contexts that wait for it: each is memory, and keeps its namespace
-OWN = "/proc/thread-self/ns/net"
 KUBELET_ROOT = "/var/lib/kubelet"
 PATIENCE = 5.0  # seconds to wait for another of us in the same namespace
 
@@ -121,6 +122,11 @@ class LiveNamespace:
         with self._inside():
             found = rtnetlink.surroundings()
         return replace(found, kubevirt=self._backends.kubevirt)
+
+    def node(self, endpoints: Iterable[Address], *, others: bool) -> Node:
+        surroundings = self.surroundings()
+        with self._inside():
+            return look(surroundings, endpoints, others=others)
 
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
         with self._inside():
@@ -234,7 +240,10 @@ class LiveKernel:
         self._later = Deferred() if defer else AtOnce()
 
     def names(self) -> list[str]:
-        return namespaces.names()
+        """Those that have one, and our own if it has none."""
+        named = namespaces.names()
+        own = namespaces.identity(NODE)
+        return named if own in map(namespaces.identity, named) else [*named, NODE]
 
     def identity(self, netns: str) -> object:
         if netns.startswith(POD):
@@ -254,7 +263,7 @@ class LiveKernel:
             namespace = LiveNamespace(
                 netns,
                 descriptor,
-                self._backend,
+                NFTABLES if netns == NODE else self._backend,  # shares of flows take nftables
                 self._workers,
                 later=self._later,
                 nsid=nsid,
@@ -300,7 +309,7 @@ class LiveKernel:
     def check(self) -> None:
         """Whether we may do here, in our own namespace, what is to be done in others. Nothing is
         left behind: merely to read the legacy tables would make the kernel register them."""
-        with namespaces.opened(OWN) as descriptor, namespaces.inside(descriptor, "of our own"):
+        with namespaces.opened(NODE) as descriptor, namespaces.inside(descriptor, "of our own"):
             if self._backend == IPTABLES:
                 require()
                 return

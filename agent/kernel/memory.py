@@ -9,8 +9,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from agent.errors import NoNamespace, Stale
 from agent.kernel.kinds import Generation, Glimpse, Known
-from rules.model import Foreign, Live, Observed, Rule, Surroundings
+from rules.model import Address, Foreign, Live, Observed, Rule, Surroundings
 from rules.plan import Plan, Table
+from rules.publish import Node
 from rules.values import replace
 
 
@@ -44,6 +45,9 @@ class MemoryNamespace:
 
     def surroundings(self) -> Surroundings:
         return self.links
+
+    def node(self, endpoints: Iterable[Address], *, others: bool) -> Node:  # noqa: ARG002 - no others
+        return Node(surroundings=self.links, routes=dict.fromkeys(endpoints, "eth0"))
 
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
         settings = {name: self.settings.get(name, "0") for name in sysctls}

@@ -91,6 +91,10 @@ def _receive(netlink: socket.socket, layout: struct.Struct) -> tuple[list[Answer
             length, kind, flags, _, _ = HEADER.unpack_from(data)
             whole = whole and not flags & NLM_F_DUMP_INTR
             if kind == NLMSG_DONE:
+                end = data[HEADER.size : length]
+                code = -struct.unpack_from("=i", end)[0] if len(end) >= 4 else 0
+                if code > 0:  # a dump that failed half-way, or that nobody is there to make
+                    raise OSError(code, os.strerror(code))
                 return answers, whole
             body = data[HEADER.size : length]
             if kind == NLMSG_ERROR:

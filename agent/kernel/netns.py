@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.errors import Failure, NoNamespace, NotPermitted
+from rules.model import NODE
 
 RUN = Path("/run/netns")
 NAMED = str(RUN)
+OWN = "/proc/thread-self/ns/net"
 CLONE_NEWNET = 0x40000000
 
 
@@ -28,7 +30,7 @@ def identity(netns: str) -> tuple[int, int] | None:
     try:
         # As strings: it is asked for every namespace whenever any comes or goes.
         status = os.stat(_path(netns))  # noqa: PTH116
-        own = os.stat("/proc/thread-self/ns/net")  # noqa: PTH116
+        own = os.stat(OWN)  # noqa: PTH116
     except (OSError, ValueError):
         return None
     return (status.st_dev, status.st_ino) if status.st_dev == own.st_dev else None
@@ -57,7 +59,7 @@ def opened(netns: str) -> Iterator[int]:
 @contextmanager
 def inside(descriptor: int, netns: str) -> Iterator[None]:
     """This thread in that namespace; a thread that cannot come home must not go on."""
-    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    home = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _enter(descriptor, netns)
         try:
@@ -99,6 +101,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _path(netns: str) -> str:
+    if netns == NODE:
+        return OWN
     if "/" in netns:
         return netns
     if netns.startswith("pid:"):

@@ -207,6 +207,23 @@ def _load(library: str) -> None:
         ) from error
 
 
+def listed(what: Json) -> list[Json]:
+    """What libnftables lists of that in the namespace this thread is in; nothing, where it is not
+    there or cannot be read."""
+    _load(LIBRARY)
+    netlink().close()  # where it gets none, libnftables ends the whole process
+    try:
+        code, output, error = nftables.Nftables(LIBRARY).json_cmd({"nftables": [{"list": what}]})
+    except ValueError:  # names of others can be any bytes
+        return []
+    if code == 0:
+        found: list[Json] = output["nftables"]
+        return found
+    if MISSING in error:
+        return []
+    raise failure(error, Table.KEEP)
+
+
 def kubevirt_in(asking: socket.socket) -> frozenset[Family]:
     """The families in which KubeVirt's own chains are live there."""
     found = set()

@@ -10,7 +10,7 @@ from functools import lru_cache
 from ipaddress import IPv4Interface, IPv6Interface
 
 from agent.kernel.netlink import NLM_F_DUMP, ask, number
-from rules.model import InterfaceAddress, Link, Surroundings
+from rules.model import Family, InterfaceAddress, Link, Surroundings
 
 RTM_GETADDR, RTM_GETROUTE = 22, 26
 IFA_ADDRESS, IFA_LOCAL = 1, 2
@@ -38,6 +38,15 @@ def surroundings() -> Surroundings:
     )
     default = next((names[index] for *_, index in routes if index in names), None)
     return Surroundings(tuple(links), default)
+
+
+def default_links(family: Family) -> list[str]:
+    """The links that default routes of that family lead over."""
+    version = socket.AF_INET if family is Family.IP else socket.AF_INET6
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
+        names = dict(socket.if_nameindex())
+        found = {names.get(index) for of, _, index in _default_routes(netlink) if of == version}
+    return sorted(name for name in found if name and name != "lo")
 
 
 def _addresses(netlink: socket.socket) -> Iterator[tuple[int, tuple[str, InterfaceAddress]]]:

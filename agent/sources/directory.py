@@ -14,6 +14,7 @@ from agent.sources.settled import settle
 from agent.sources.store import Store
 from agent.sources.vmis import pods_of
 from agent.sources.watch import Watch
+from rules.model import Machine
 from rules.problems import Problem
 from rules.values import Value, replace
 
@@ -50,7 +51,7 @@ class Directory:
             self._said[file] = understood(file, text)
             beat()
         self._meanings = {
-            file: said.machines for file, said in self._said.items() if not said.problems
+            file: said.declared for file, said in self._said.items() if not said.problems
         }
         self.meaning = Meaning(unreadable="it was not read yet")
 
@@ -60,7 +61,12 @@ class Directory:
     @property
     def namespaces(self) -> frozenset[str]:
         """Where the machines are that files were last known to declare."""
-        return self._strange | {one.netns for said in self._meanings.values() for one in said}
+        return self._strange | {
+            one.netns
+            for said in self._meanings.values()
+            for one in said
+            if isinstance(one, Machine)
+        }
 
     def read(self, stirred: Iterable[str] | None = None, beat: Progress = lambda: None) -> Meaning:
         """Look at what changed: at these paths, and at all that look different; None: at all."""
@@ -205,7 +211,7 @@ class Directory:
     def _settled(self, unreadable: str) -> Meaning:
         files = self._files
         said = {
-            file.says.file: None if file.says.problems else file.says.machines
+            file.says.file: None if file.says.problems else file.says.declared
             for file in files.values()
         }
         if unreadable:  # what it held is not known to be gone
@@ -213,12 +219,13 @@ class Directory:
         settled = settle(self._meanings, said)
         unknown = sorted(file for file in settled.held if file not in self._meanings)
         self._meanings = {
-            file: machines
-            for file, machines in settled.meanings.items()
+            file: said
+            for file, said in settled.meanings.items()
             if file not in settled.held or file in self._meanings
         }
         return Meaning(
             machines=settled.machines,
+            services=settled.services,
             problems=(
                 *(problem for file in files.values() for problem in file.says.problems),
                 *settled.problems,

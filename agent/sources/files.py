@@ -12,6 +12,7 @@ from agent.sources import json_text
 from rules.manifests import MOST_ENTRIES, read
 from rules.model import Machine
 from rules.problems import Path, Problem, printable
+from rules.services import Service
 from rules.values import Value, replace
 
 MOST_BYTES = 32 * 1024 * 1024
@@ -29,6 +30,7 @@ class Snapshot(Value, kw_only=True):
     """Everything the sources held at one moment."""
 
     machines: tuple[Machine, ...] = ()
+    services: tuple[Service, ...] = ()
     problems: tuple[Problem, ...] = ()
     skipped: tuple[str, ...] = ()
     count: int = 0  # manifests of the kinds we read, the bad ones included
@@ -44,9 +46,15 @@ class Text(Value, kw_only=True):
 
     file: str  # its name for messages
     machines: tuple[Machine, ...] = ()
+    services: tuple[Service, ...] = ()
     problems: tuple[Problem, ...] = ()
     skipped: tuple[str, ...] = ()
     count: int = 0
+
+    @property
+    def declared(self) -> tuple[Machine | Service, ...]:
+        """All that it says, which holds as a whole or not at all."""
+        return self.machines + self.services
 
 
 class _UnusableError(Exception):
@@ -77,11 +85,13 @@ def load(
         else:
             texts.append(understood(label(name), text, netns, most))
     machines, left = without_instances([one for text in texts for one in text.machines])
+    services = [one for text in texts for one in text.services]
     problems = [problem for text in texts for problem in text.problems]
-    problems += [problem for problem, _ in duplicates(machines)]
+    problems += [problem for problem, _ in duplicates([*machines, *services])]
     bad = {problem.file for problem in problems}
     return Snapshot(
         machines=tuple(machine for machine in machines if file_of(machine) not in bad),
+        services=tuple(service for service in services if file_of(service) not in bad),
         problems=tuple(problems),
         skipped=(*(line for text in texts for line in text.skipped), *left),
         count=sum(text.count for text in texts),
@@ -98,9 +108,9 @@ def content(name: str, stdin: Callable[[], bytes] | None = None) -> str | Proble
         return _unreadable(error).problem(label(name))
 
 
-def file_of(machine: Machine) -> str:
-    """The file a machine is written in, as its messages name it."""
-    return machine.origin.rpartition(":")[0]
+def file_of(one: Machine | Service) -> str:
+    """The file it is written in, as its messages name it."""
+    return one.origin.rpartition(":")[0]
 
 
 def label(name: str) -> str:
@@ -211,6 +221,7 @@ def understood(file: str, text: str, netns: str | None = None, most: int = MOST_
     located = [problem.at(file, problem.line) for problem in problems]
     told = {(problem.path, problem.line) for problem in problems if problem.code in _SPOILS}
     machines: list[Machine] = []
+    services: list[Service] = []
     skipped: list[str] = []
     count = 0
     for index, (document, _) in enumerate(documents):
@@ -223,14 +234,14 @@ def understood(file: str, text: str, netns: str | None = None, most: int = MOST_
             machines.append(replace(machine, origin=f"{file}:{locate(index, path)}"))
         skipped += [f"{file}:{locate(index, one.path)}: {one}" for one in reading.skipped]
         for service, path in zip(reading.services, reading.service_places, strict=True):
-            line = locate(index, path)
-            skipped.append(f"{file}:{line}: {service} is not published by this version yet")
+            services.append(replace(service, origin=f"{file}:{locate(index, path)}"))
         for pod, path in zip(reading.pods, reading.pod_places, strict=True):
             skipped.append(f"{file}:{locate(index, path)}: {pod} is checked, and needs nothing")
         count += reading.count
     return Text(
         file=file,
         machines=tuple(machines),
+        services=tuple(services),
         problems=tuple(sorted(located, key=lambda problem: problem.line)),
         skipped=tuple(skipped),
         count=count,
@@ -273,25 +284,27 @@ def without_instances(machines: Sequence[Machine]) -> tuple[list[Machine], list[
     return kept, left
 
 
-def duplicates(machines: Iterable[Machine]) -> list[tuple[Problem, Machine]]:
-    """A problem for each of several places where the same machine is written."""
-    places: dict[str, list[Machine]] = {}
-    for machine in machines:
-        places.setdefault(str(machine), []).append(machine)
+def duplicates(
+    declared: Iterable[Machine | Service],
+) -> list[tuple[Problem, Machine | Service]]:
+    """A problem for each of several places where the same machine or Service is written."""
+    places: dict[str, list[Machine | Service]] = {}
+    for one in declared:
+        places.setdefault(str(one), []).append(one)
     return [
-        (_duplicate(machine, [other.origin for other in same if other is not machine]), machine)
+        (_duplicate(one, [other.origin for other in same if other is not one]), one)
         for same in places.values()
         if len(same) > 1
-        for machine in same
+        for one in same
     ]
 
 
-def _duplicate(machine: Machine, elsewhere: list[str]) -> Problem:
+def _duplicate(one: Machine | Service, elsewhere: list[str]) -> Problem:
     return Problem(
-        code="duplicate-machine",
+        code="duplicate-machine" if isinstance(one, Machine) else "duplicate-service",
         path=(),
-        what=f"{machine} is written here and at {', '.join(elsewhere)}",
+        what=f"{one} is written here and at {', '.join(elsewhere)}",
         fix="Keep one of them, or give each a metadata.name of its own.",
-        file=file_of(machine),
-        line=int(machine.origin.rpartition(":")[2]),
+        file=file_of(one),
+        line=int(one.origin.rpartition(":")[2]),
     )

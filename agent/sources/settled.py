@@ -6,6 +6,7 @@ file holds: what ran before goes on. Of two files that are both new, neither is 
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
 from agent.sources.files import duplicates, file_of, without_instances
 from rules.conflicts import Clash, clashes
@@ -13,35 +14,42 @@ from rules.desired import claimed
 from rules.model import Machine
 from rules.ports import subtract
 from rules.problems import Problem
+from rules.services import Service
 from rules.values import Value
 
-Meanings = Mapping[str, tuple[Machine, ...]]
+Declared = TypeVar("Declared", bound=Machine | Service)
+Meanings = Mapping[str, tuple[Declared, ...]]
 
 
-class Settled(Value, kw_only=True):
+class Settled(Value, Generic[Declared], kw_only=True):
     """What each file means now, and what is wrong between them."""
 
-    meanings: Meanings
+    meanings: Meanings[Declared]
     problems: tuple[Problem, ...] = ()
     held: frozenset[str] = frozenset()  # files that do not mean what they say
     left: tuple[str, ...] = ()  # a line for each machine that is left to its running instance
     machines: tuple[Machine, ...] = ()
+    services: tuple[Service, ...] = ()
     contested: Mapping[str, str] = MappingProxyType({})  # namespaces, with what is wrong there
 
 
-def settle(before: Meanings, now: Mapping[str, tuple[Machine, ...] | None]) -> Settled:
+def settle(
+    before: Meanings[Declared], now: Mapping[str, tuple[Declared, ...] | None]
+) -> Settled[Declared]:
     """From what files meant before, and what they say now; None: it cannot be understood."""
     meanings = {file: before.get(file, ()) if said is None else said for file, said in now.items()}
     problems: dict[Problem, None] = {}
     contested: dict[str, str] = {}
     held = {file for file, said in now.items() if said is None}
     while True:
-        machines, left = without_instances([one for said in meanings.values() for one in said])
-        quarrels = _quarrels(machines, before)
+        declared = [one for said in meanings.values() for one in said]
+        machines, left = without_instances([one for one in declared if isinstance(one, Machine)])
+        services = [one for one in declared if isinstance(one, Service)]
+        quarrels = _quarrels(machines, services, before)
         if not quarrels:
             break
         problems.update(dict.fromkeys(problem for problem, _ in quarrels))
-        contested |= {one.netns: str(problem) for problem, one in quarrels}
+        contested |= {one.netns: str(why) for why, one in quarrels if isinstance(one, Machine)}
         for file in {file_of(one) for _, one in quarrels}:
             held.add(file)
             kept = before.get(file, ())
@@ -52,18 +60,21 @@ def settle(before: Meanings, now: Mapping[str, tuple[Machine, ...] | None]) -> S
         held=frozenset(held),
         left=tuple(left),
         machines=tuple(machines),
+        services=tuple(services),
         contested=contested,
     )
 
 
-def _quarrels(machines: Sequence[Machine], before: Meanings) -> list[tuple[Problem, Machine]]:
+def _quarrels(
+    machines: Sequence[Machine], services: Sequence[Service], before: Meanings[Declared]
+) -> list[tuple[Problem, Machine | Service]]:
     """What two files cannot both say, told at each that has to give way: whoever did not have
     before what both want now, or both."""
-    twice = duplicates(machines)
+    twice = duplicates([*machines, *services])
     if twice:  # a machine that is written twice is in conflict with itself, too
         had = [pair for pair in twice if _had(pair[1], before)]
         return [pair for pair in twice if pair not in had] or twice
-    found: list[tuple[Problem, Machine]] = []
+    found: list[tuple[Problem, Machine | Service]] = []
     for clash in clashes(machines):
         both = (clash.one, clash.other)
         new = [one for one in both if not _claimed_before(one, clash, before)]
@@ -71,16 +82,16 @@ def _quarrels(machines: Sequence[Machine], before: Meanings) -> list[tuple[Probl
     return found
 
 
-def _had(machine: Machine, before: Meanings) -> bool:
-    return str(machine) in map(str, before.get(file_of(machine), ()))
+def _had(one: Machine | Service, before: Meanings[Declared]) -> bool:
+    return str(one) in map(str, before.get(file_of(one), ()))
 
 
-def _claimed_before(machine: Machine, clash: Clash, before: Meanings) -> bool:
+def _claimed_before(machine: Machine, clash: Clash, before: Meanings[Declared]) -> bool:
     """Whether the file of a machine had all of the ports that are contested now."""
     ports = [
         one
         for other in before.get(file_of(machine), ())
-        if other.netns == machine.netns
+        if isinstance(other, Machine) and other.netns == machine.netns
         for one in claimed(other, clash.protocol)
     ]
     return not subtract([clash.ports], ports)

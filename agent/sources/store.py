@@ -1,16 +1,23 @@
-"""What outlives the daemon: the last good text of each file, and which namespaces are still to be
-cleared. Where it cannot be written or read, we go on without it and say so.
+"""What outlives the daemon: the last good text of each file, who was given which node ports, and
+which namespaces are still to be cleared. Where it cannot be written or read, we go on without it
+and say so.
 """
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
 
+from rules.model import Protocol
+from rules.node_ports import Held, Holder
+from rules.ports import PortRange
+
 FORMAT = 1
 ASIDE = ".corrupt"
 LEAVING = "leaving.json"
+NODE_PORTS = "node-ports.json"
 TEXTS = "last-good"
 
 Warn = Callable[[str], None]
@@ -22,6 +29,8 @@ class Store:
     def __init__(self, directory: str, warn: Warn) -> None:
         self._texts = Path(directory, TEXTS)
         self._names = Path(directory, LEAVING)
+        self._node_ports = Path(directory, NODE_PORTS)
+        self._given: list[list[object]] | None = None  # as stored by this run
         self._warn = warn
         self.leaving: frozenset[str] = frozenset()  # namespaces that are still to be cleared
 
@@ -55,6 +64,40 @@ class Store:
         wanted = frozenset(names)
         if wanted != self.leaving and self._write(self._names, sorted(wanted)):
             self.leaving = wanted
+
+    def node_ports(self) -> list[Held]:
+        """Who was given which node ports, as far as that is known."""
+        record = self._read(self._node_ports)
+        try:
+            return [
+                (Holder(owner, port, Protocol(protocol)), PortRange(first, last))
+                for owner, port, protocol, first, last in record or ()  # type: ignore[attr-defined]
+            ]
+        except (TypeError, ValueError):
+            self._set_aside(self._node_ports, "it is no record of ours")
+            return []
+
+    @property
+    def has_published(self) -> bool:
+        """Whether an earlier run published anything on the node."""
+        return self._node_ports.exists()
+
+    def keep_node_ports(self, pairs: Iterable[Held]) -> None:
+        """These were given; on the disk when this returns, so that nobody else gets them."""
+        wanted: list[list[object]] = [
+            [one.owner, one.port, one.protocol.value, ports.first, ports.last]
+            for one, ports in pairs
+        ]
+        if wanted != self._given and self._write(self._node_ports, wanted, durable=True):
+            self._given = wanted
+
+    def forget_node_ports(self) -> None:
+        """Nothing is published any more."""
+        self._given = None
+        try:
+            self._node_ports.unlink(missing_ok=True)
+        except OSError as error:
+            self._warn(f"cannot remove {self._node_ports}: {error.strerror}")
 
     def _files(self) -> list[Path]:
         try:
@@ -91,13 +134,17 @@ class Store:
         with contextlib.suppress(OSError):
             path.replace(f"{path}{ASIDE}")
 
-    def _write(self, path: Path, content: object) -> bool:
+    def _write(self, path: Path, content: object, *, durable: bool = False) -> bool:
         """Whole or not at all: into a new file, which then takes the name."""
         scratch = Path(f"{path}.new")
         record = {"format": FORMAT, "sha256": _digest(content), "content": content}
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            scratch.write_text(json.dumps(record), encoding="utf-8")
+            with scratch.open("w", encoding="utf-8") as file:
+                file.write(json.dumps(record))
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             scratch.replace(path)
         except OSError as error:
             self._warn(f"cannot write {path}: {error.strerror}")

@@ -1,6 +1,7 @@
 """Who a manifest is about, and the annotations in it that speak to us; the first things read
 of every kind."""
 
+from functools import lru_cache
 from ipaddress import ip_address
 
 from rules.manifests.fields import Fields, as_text, nearest
@@ -48,7 +49,7 @@ def _name(metadata: Fields) -> str:
             metadata.problem(
                 "missing",
                 "is missing; generateName is for an API server to fill in",
-                "Add name: with the machine's name.",
+                "Add name: with a name of its own.",
                 at=("name",),
             )
         return UNNAMED
@@ -80,6 +81,31 @@ def is_subdomain(text: str) -> bool:
         part and _LOWER.issuperset(part) and part[0] != "-" and part[-1] != "-"
         for part in text.split(".")
     )
+
+
+def labels(*written: Fields) -> tuple[tuple[str, str], ...]:
+    """The labels in these mappings, sorted; of one key, what the first of them says counts."""
+    found: dict[str, str] = {}
+    for mapping in written:
+        for key, value in mapping.values.items():
+            text = as_text(value)
+            if text is None:
+                mapping.problem(
+                    "not-a-string",
+                    "must be a string",
+                    "Put it in quotes.",
+                    at=(str(key),),
+                    value=value,
+                )
+            else:
+                found.setdefault(str(key), text)
+    return tuple([_label(*pair) for pair in sorted(found.items())])
+
+
+@lru_cache(1024)
+def _label(key: str, text: str) -> tuple[str, str]:
+    """One object for the same label: thousands of machines have it."""
+    return key, text
 
 
 class Annotations:

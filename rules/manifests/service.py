@@ -4,8 +4,8 @@ reached."""
 from ipaddress import ip_address
 
 from rules.manifests import metadata
-from rules.manifests.fields import Fields, as_text, nearest
-from rules.manifests.metadata import OURS, PORT_END, Annotations, is_label
+from rules.manifests.fields import Fields, nearest
+from rules.manifests.metadata import OURS, PORT_END, Annotations, is_label, is_subdomain
 from rules.manifests.named_ports import (
     NAME_FIX,
     Port,
@@ -38,13 +38,15 @@ def read_service(document: Fields, *, limit: int) -> Service | None:
     _refuse_others(annotations)
     spec = document.mapping("spec")
     kind = TYPES.get(_choice(spec, "type", tuple(TYPES)), ServiceType.CLUSTER_IP)
-    headless = spec.values.get("clusterIP") == HEADLESS
+    headless = _headless(spec, kind)
+    _check_external_name(spec, kind)
+    allocates = _allocates(spec, kind)
     ports = _ports(spec, kind, limit)
     _check_given(document, headless or kind is ServiceType.EXTERNAL_NAME)
     lengthen(annotations, ports)
     for key in ("port", "nodePort"):
         check_overlaps(ports, key)
-    selector = _selector(spec)
+    selector = metadata.labels(spec.mapping("selector"))
     external = _external(spec)
     affinity = _affinity(spec)
     local = _choice(spec, "externalTrafficPolicy", POLICIES) == "Local"
@@ -60,6 +62,7 @@ def read_service(document: Fields, *, limit: int) -> Service | None:
         external=external,
         ingress=_ingress(document),
         affinity=affinity,
+        allocates=allocates,
         local=local,
     )
 
@@ -146,18 +149,49 @@ def _choice(fields: Fields, key: str, choices: tuple[str, ...]) -> str:
     return text if text in choices else choices[0]
 
 
-def _selector(spec: Fields) -> tuple[tuple[str, str], ...]:
-    selector = spec.mapping("selector")
-    labels: list[tuple[str, str]] = []
-    for key, value in selector.values.items():
-        text = as_text(value)
-        if text is None:
-            selector.problem(
-                "not-a-string", "must be a string", "Put it in quotes.", at=(str(key),), value=value
-            )
-        else:
-            labels.append((str(key), text))
-    return tuple(sorted(labels))
+def _headless(spec: Fields, kind: ServiceType) -> bool:
+    """Whether only names lead to its endpoints; such a Service has no ports on any node."""
+    headless = spec.values.get("clusterIP") == HEADLESS
+    if headless and kind in (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER):
+        spec.problem(
+            "headless-type",
+            f"makes it headless, and a Service of type {kind.value} cannot be",
+            "Remove the clusterIP, or write type: ClusterIP.",
+            at=("clusterIP",),
+            value=HEADLESS,
+        )
+    return headless
+
+
+def _check_external_name(spec: Fields, kind: ServiceType) -> None:
+    """Note a Service that only stands for a name, and does not say which."""
+    if kind is not ServiceType.EXTERNAL_NAME:
+        return
+    name = spec.string("externalName") if spec.given("externalName") else None
+    if not spec.values.get("externalName"):
+        spec.missing("externalName", "the name that the Service stands for")
+    elif name and not is_subdomain(name.removesuffix(".")):
+        spec.problem(
+            "bad-name",
+            "is not a name in the DNS",
+            "Write one such as www.example.org.",
+            at=("externalName",),
+            value=name,
+        )
+
+
+def _allocates(spec: Fields, kind: ServiceType) -> bool:
+    """Whether node ports that are not written down are to be found for it."""
+    said = spec.boolean("allocateLoadBalancerNodePorts")
+    if said is not None and kind is not ServiceType.LOAD_BALANCER:
+        spec.problem(
+            "node-port-type",
+            f"is for a Service of type LoadBalancer, and this is {kind.value}",
+            "Remove it, or write type: LoadBalancer.",
+            at=("allocateLoadBalancerNodePorts",),
+            value=said,
+        )
+    return said is not False
 
 
 def _external(spec: Fields) -> tuple[Address, ...]:

@@ -6,7 +6,7 @@ from rules.manifests.fields import Fields
 from rules.manifests.metadata import GUEST, PORT_RANGES, Annotations
 from rules.manifests.networks import Network, Part
 from rules.manifests.ports import Entry
-from rules.model import Address, Guest, Machine, Masquerade, NotOurs
+from rules.model import Address, Guest, Machine, Masquerade, NotOurs, Protocol
 from rules.problems import dotted
 from rules.values import replace
 
@@ -15,6 +15,8 @@ _DEFAULT_BRIDGE = NotOurs(
     "default", "no interface is written, so the default bridge: nothing to translate"
 )
 _DETACHED = NotOurs("", "no network is attached")
+
+Names = tuple[tuple[str, Protocol, int], ...]
 
 
 def read_machine(
@@ -25,19 +27,19 @@ def read_machine(
     own_metadata = document.mapping("metadata")
     namespace, name = metadata.identity(own_metadata)
     spec, template_metadata = _specification(document, kind)
+    metadatas = (template_metadata, own_metadata) if template_metadata else (own_metadata,)
     annotations = Annotations(document)
-    if template_metadata:
-        annotations.collect(template_metadata)
-    annotations.collect(own_metadata)
+    for one in metadatas:
+        annotations.collect(one)
     if tenant:
         metadata.refuse_bare_metal(annotations)
     named_netns = metadata.netns(annotations)
-    metadata.addresses(annotations, metadata.ADDRESS)
-    masquerade, not_ours = _attachments(spec, annotations, limit)
+    addresses = metadata.addresses(annotations, metadata.ADDRESS)
+    labels = metadata.labels(*(one.mapping("labels") for one in metadatas))
+    masquerade, not_ours, names = _attachments(spec, annotations, limit)
     if document.found:
         return None
     if masquerade:
-        metadatas = (template_metadata, own_metadata) if template_metadata else (own_metadata,)
         proxied = neighbours.is_proxied(metadatas)
         own = neighbours.reserved(document, proxied=proxied)
         masquerade = replace(masquerade, reserved=own, proxied=proxied)
@@ -48,6 +50,9 @@ def read_machine(
         netns=metadata.short(netns or named_netns or name),
         masquerade=masquerade,
         not_ours=not_ours,
+        labels=labels,
+        names=names,
+        addresses=addresses,
     )
 
 
@@ -68,14 +73,15 @@ def _specification(document: Fields, kind: str) -> tuple[Fields, Fields | None]:
 
 def _attachments(
     spec: Fields, annotations: Annotations, limit: int
-) -> tuple[Masquerade | None, tuple[NotOurs, ...]]:
-    """The interface that is ours, and those that are not."""
+) -> tuple[Masquerade | None, tuple[NotOurs, ...], Names]:
+    """The interface that is ours, those that are not, and the ports of all that have names."""
     devices = spec.mapping("domain").mapping("devices")
     ports.misplaced(devices)
     attached = devices.boolean("autoattachPodInterface")
     interfaces = networks.read_interfaces(devices)
     nets = networks.read_networks(spec)
-    entries = _claimed(interfaces, annotations, limit)
+    declared = [ports.declared(interface.fields, limit) for interface in interfaces]
+    entries = _claimed(interfaces, declared, annotations, limit)
     entry = metadata.entry(annotations)
     addresses = metadata.addresses(annotations, GUEST)
     ours: Masquerade | None = None
@@ -93,12 +99,22 @@ def _attachments(
             not_ours.append(NotOurs(interface.name or "", why, networks.resource(network)))
     if not interfaces and not nets:
         not_ours.append(_DETACHED if attached is False else _DEFAULT_BRIDGE)
-    return ours, tuple(not_ours)
+    return ours, tuple(not_ours), _names(declared)
 
 
-def _claimed(interfaces: list[Part], annotations: Annotations, limit: int) -> list[Entry]:
+def _names(declared: list[list[Entry]]) -> Names:
+    return tuple(
+        (entry.name, entry.protocol, entry.first)
+        for entries in declared
+        for entry in entries
+        if entry.name
+    )
+
+
+def _claimed(
+    interfaces: list[Part], declared: list[list[Entry]], annotations: Annotations, limit: int
+) -> list[Entry]:
     """What the masquerade interface forwards, in whichever spelling; nothing written: all."""
-    declared = [ports.declared(interface.fields, limit) for interface in interfaces]
     everything = [entry for entries in declared for entry in entries]
     ports.check_names(annotations.document, everything)
     port_annotations.lengthen(annotations, everything)

@@ -13,7 +13,7 @@ from agent.errors import Failure
 from agent.kernel.lab import POD, Lab
 from agent.kernel.live import LiveKernel
 from agent.kernel.probe import asks, connected, echoing, reached
-from agent.reconcile import keep
+from agent.reconcile import keep, wish_of
 from rules.desired import LOOPBACK
 from rules.model import FORWARDED, Address, Chain, Claim, Family, Machine, Protocol
 from rules.ports import PortRange
@@ -164,7 +164,7 @@ def test_a_flow_to_a_port_that_is_shut_now_is_cut_and_others_go_on(wired: Lab) -
         for (_, port), client in clients.items():
             assert asks(client) == port
             client.settimeout(0.5)
-        keep(wired.pod, [vm("desktop", DECLARED)], namespace, before=None)
+        keep(wired.pod, wish_of([vm("desktop", DECLARED)]), namespace, before=None)
         for (_, port), client in clients.items():
             with closing(client):
                 assert answers(client) == (port == 1000)

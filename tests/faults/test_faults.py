@@ -27,8 +27,9 @@ from agent.kernel.kinds import Namespace
 from agent.kernel.nftables import failure
 from agent.reconcile import ATTEMPTS, converge
 from rules.desired import desire
-from rules.model import Desired, Family, Machine, Observed, Rule, Surroundings
+from rules.model import Address, Desired, Family, Machine, Observed, Rule, Surroundings
 from rules.plan import Plan, Table
+from rules.publish import Node
 from rules.values import replace
 from tests.netns.arenas import Arena, IptablesArena, NftablesArena
 from tests.spaces import (
@@ -104,6 +105,9 @@ class Haunted:
 
     def surroundings(self) -> Surroundings:
         return self._namespace.surroundings()
+
+    def node(self, endpoints: Iterable[Address], *, others: bool) -> Node:
+        return self._namespace.node(endpoints, others=others)
 
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
         return self._namespace.observe(sysctls)

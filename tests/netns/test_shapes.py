@@ -353,7 +353,7 @@ def assert_as_predicted(netns: str, namespace: Namespace) -> None:
     assert rules_of(known) == rules_of(found)
     assert isinstance(known.live, Lives)
     assert isinstance(found.live, Lives)
-    assert +known.live.counts == +found.live.counts
+    assert +known.live.weights == +found.live.weights
     assert known.live.by_rule.keys() == found.live.by_rule.keys()
     assert {live.rule: live.handle for live in known.live} == {
         live.rule: live.handle for live in found.live

@@ -28,6 +28,7 @@ addresses = ["192.0.2.1", "2001:db8::1", "192.0.2.1"]
 kubeconfig = "/root/config"
 node_name = "blue"
 kubelet_root = "/srv/kubelet"
+services = false
 """
 
 
@@ -76,7 +77,10 @@ def test_every_key_is_read_into_its_value() -> None:
             addresses=(ip_address("192.0.2.1"), ip_address("2001:db8::1")),
         ),
         kubernetes=Kubernetes(
-            kubeconfig="/root/config", node_name="blue", kubelet_root="/srv/kubelet"
+            kubeconfig="/root/config",
+            node_name="blue",
+            kubelet_root="/srv/kubelet",
+            services=False,
         ),
     )
 
@@ -148,6 +152,8 @@ def test_what_is_no_range_is_refused(text: str) -> None:
         ("kubernetes = {kubeconfig = 'config'}", "bad-value"),
         ("kubernetes.kubelet_root = ''", "bad-value"),
         ("kubernetes.node_name = 5", "wrong-type"),
+        ("kubernetes.services = 1", "wrong-type"),
+        ("kubernetes.services = 'true'", "wrong-type"),
         ("[[kubernetes]]", "wrong-type"),
     ],
 )

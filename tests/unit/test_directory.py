@@ -18,6 +18,15 @@ from agent.sources.watch import PATIENCE, Watch, way
 from tests.spaces import manifest
 
 BAD = "kind: ["
+SERVICE = """\
+---
+apiVersion: v1
+kind: Service
+metadata: {name: %s}
+spec:
+  selector: {app: web}
+  ports: [{port: %s}]
+"""
 
 
 class Seen:
@@ -65,6 +74,15 @@ def seen(tmp_path: Path) -> Iterator[Seen]:
 
 def names(meaning: Meaning) -> list[str]:
     return sorted(machine.name for machine in meaning.machines)
+
+
+def service(name: str = "web", port: str = "80") -> str:
+    return SERVICE % (name, port)
+
+
+def published(meaning: Meaning) -> list[str]:
+    """The Services, each with its port."""
+    return [f"{one.name} {one.ports[0].ports}" for one in meaning.services]
 
 
 def codes(meaning: Meaning) -> list[str]:
@@ -180,6 +198,58 @@ def test_what_is_in_conflict_is_not_remembered(seen: Seen) -> None:
         assert codes(meaning) == ["conflict"]
         assert list(meaning.contested) == ["blue"]
         assert [Path(file).name for file in meaning.unknown] == ["b.yaml"]
+        seen.restart()
+
+
+def test_services_are_read_with_their_place(seen: Seen) -> None:
+    seen.write("b.yaml", service("b"))
+    path = seen.write("a.yaml", manifest("blue", "22") + service("a", "81"))
+    meaning = seen.read()
+    assert published(meaning) == ["a 81", "b 80"]
+    line = manifest("blue", "22").count("\n") + 2
+    assert meaning.services[0].origin == f"{path}:{line}"
+    assert meaning.endpoints is None
+    assert (meaning.count, meaning.skipped, meaning.problems) == (3, (), ())
+    assert seen.read().services[0] is meaning.services[0]
+    path.unlink()
+    assert published(seen.read()) == ["b 80"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BAD,
+        manifest("blue", "22").replace("start: 22", "start: 0") + service("web", "81"),
+        manifest("blue", "23") + service("web", "0"),
+    ],
+    ids=["text", "machine", "service"],
+)
+def test_machines_and_services_of_a_file_go_on_together(seen: Seen, text: str) -> None:
+    path = seen.write("a.yaml", manifest("blue", "22") + service())
+    before = seen.read()
+    path.write_text(text)
+    for _ in range(2):
+        meaning = seen.read()
+        assert (meaning.machines, meaning.services) == (before.machines, before.services)
+        assert meaning.held == (str(path),)
+        seen.restart()  # the next run finds them again
+    assert seen.directory.namespaces == {"blue"}
+    path.write_text(manifest("blue", "23") + service("web", "81"))
+    meaning = seen.read()
+    assert published(meaning) == ["web 81"]
+    assert "first=23" in str(meaning.machines)
+
+
+def test_a_service_that_is_written_again_stays_where_it_was(seen: Seen) -> None:
+    seen.write("b.yaml", service())
+    seen.read()
+    copy = seen.write("a.yaml", manifest("blue", "22") + service("web", "81"))
+    for _ in range(2):
+        meaning = seen.read()
+        assert published(meaning) == ["web 80"]
+        assert meaning.machines == ()
+        assert codes(meaning) == ["duplicate-service"]
+        assert meaning.unknown == (str(copy),)
         seen.restart()
 
 

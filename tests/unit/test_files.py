@@ -34,6 +34,21 @@ spec:
 """
 
 
+SERVICE = """\
+apiVersion: v1
+kind: Service
+metadata: {name: %s}
+spec:
+  selector: {app: web}
+  ports:
+  - port: %s
+"""
+
+
+def service(name: str = "web", port: str = "80") -> str:
+    return SERVICE % (name, port)
+
+
 def machine(name: str = "web", start: str = "1000") -> str:
     return MACHINE % (name, start)
 
@@ -63,6 +78,23 @@ def test_a_machine_knows_where_it_is_written(tmp_path: Path) -> None:
     assert not found.unreadable
 
 
+def test_a_service_knows_where_it_is_written_and_has_no_namespace(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", machine("a") + "---\n" + service("b") + "---\n" + service())
+    found = load([str(file)], no_stdin, netns="blue")
+    assert [(one.name, one.origin) for one in found.services] == [
+        ("b", f"{file}:16"),
+        ("web", f"{file}:24"),
+    ]
+    assert [one.netns for one in found.machines] == ["blue"]
+    assert (found.count, found.problems, found.skipped) == (3, (), ())
+
+
+def test_a_pod_is_checked_and_no_more() -> None:
+    text = service() + "---\n" + "apiVersion: v1\nkind: Pod\nspec: {containers: []}\n"
+    found = snapshot("-", stdin=text.encode())
+    assert found.skipped == (f"{STDIN}:9: Pod/default/unnamed is checked, and needs nothing",)
+
+
 def test_a_problem_knows_its_line(tmp_path: Path) -> None:
     file = write(tmp_path / "a.yaml", machine("a") + "---\n" + machine("b", "9000"))
     [problem] = snapshot(file).problems
@@ -83,6 +115,19 @@ def test_nothing_of_a_file_with_a_problem_is_taken(tmp_path: Path) -> None:
     assert [one.name for one in found.machines] == ["c"]
     assert found.count == 3
     assert codes(found) == ["not-an-integer"]
+
+
+@pytest.mark.parametrize("bad", [machine("b", "x"), service("b", "x"), "[\n"])
+def test_neither_machines_nor_services_of_a_file_with_a_problem_are_taken(
+    tmp_path: Path, bad: str
+) -> None:
+    text = machine("a") + "---\n" + service("a") + "---\n" + bad
+    one = write(tmp_path / "bad.yaml", text)
+    two = write(tmp_path / "good.yaml", service("c"))
+    found = snapshot(one, two)
+    assert found.machines == ()
+    assert [one.name for one in found.services] == ["c"]
+    assert len(found.problems) == 1
 
 
 def test_problems_come_in_the_order_of_their_lines(tmp_path: Path) -> None:
@@ -246,6 +291,27 @@ def test_the_same_machine_in_two_places_is_taken_from_neither(tmp_path: Path) ->
     assert f"{two}:16" in found.problems[0].what
     assert f"{one}:1" in found.problems[1].what
     assert [machine.name for machine in found.machines] == ["c"]
+
+
+def test_the_same_service_in_two_places_is_taken_from_neither(tmp_path: Path) -> None:
+    one = write(tmp_path / "1.yaml", machine("a") + "---\n" + service("a"))
+    two = write(tmp_path / "2.yaml", service("b") + "---\n" + service("a"))
+    three = write(tmp_path / "3.yaml", machine("b") + "---\n" + service("c"))
+    found = snapshot(one, two, three)
+    assert codes(found) == ["duplicate-service"] * 2
+    assert [problem.place for problem in found.problems] == [f"{one}:16", f"{two}:9"]
+    assert found.problems[0].what == (f"Service/default/a is written here and at {two}:9")
+    assert [machine.name for machine in found.machines] == ["b"]
+    assert [service.name for service in found.services] == ["c"]
+
+
+def test_the_same_service_twice_in_one_file_is_told_at_both(tmp_path: Path) -> None:
+    other = service().replace("name: web", "name: web, namespace: other")
+    file = write(tmp_path / "a.yaml", "---\n".join([service(), service(port="81"), other]))
+    found = snapshot(file)
+    assert [problem.place for problem in found.problems] == [f"{file}:1", f"{file}:9"]
+    assert codes(found) == ["duplicate-service"] * 2
+    assert found.services == ()
 
 
 def test_every_code_in_use_is_documented() -> None:

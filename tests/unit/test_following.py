@@ -299,7 +299,7 @@ def test_waits_grow_and_are_never_longer_than_half_a_minute() -> None:
     follower = Follower(Api(Credentials(endpoint("http://127.0.0.1:9"), Plain())), NODE, shared)
     longest = 0.0
     for _ in range(20):
-        wait = follower._attempt()
+        wait = follower.listener.attempt()
         assert 0 <= wait <= 30
         longest = max(longest, wait)
     assert longest > 5  # one of the last twelve, which are up to half a minute each

@@ -814,6 +814,7 @@ def test_annotations_place_the_machine() -> None:
     assert machine.netns == "blue"
     assert machine.masquerade
     assert machine.masquerade.entry == "ens3"
+    assert machine.addresses == (ip_address("192.0.2.1"), ip_address("2001:4::1"))
 
 
 @pytest.mark.parametrize(
@@ -902,6 +903,81 @@ spec:
     assert machine.netns == "inner"
     assert machine.masquerade
     assert machine.masquerade.entry == "eth1"
+
+
+# ------------------------------------------------------------------ what Services choose by
+
+
+def templated(metadata: str, template: str) -> Any:
+    """A VirtualMachine with metadata of its own and in its template."""
+    document = vmi(metadata=metadata)
+    spec = {"template": {"metadata": parse(f"{{{template}}}"), "spec": document["spec"]}}
+    return {**document, "kind": "VirtualMachine", "spec": spec}
+
+
+LABELS: dict[str, tuple[str, str, list[str]]] = {
+    "none": ("", "", []),
+    "none, and null": ("labels: {}", "labels: null", []),
+    "its own": ("labels: {b: x, a: 'yes'}", "", ["a=yes", "b=x"]),
+    "those of the template": ("", "labels: {b: x, a: y}", ["a=y", "b=x"]),
+    "both": ("labels: {a: own, c: own}", "labels: {a: t, b: t}", ["a=t", "b=t", "c=own"]),
+    "an empty one": ("labels: {a: own}", "labels: {a: ''}", ["a="]),
+    "whatever text": ("labels: {'_/-': 'a b'}", "", ["_/-=a b"]),
+}
+
+
+@pytest.mark.parametrize(("own", "template", "expected"), LABELS.values(), ids=LABELS)
+def test_the_template_s_labels_come_before_the_machine_s_own(
+    own: str, template: str, expected: list[str]
+) -> None:
+    machine = only(read(templated(own, template)))
+    assert [f"{key}={text}" for key, text in machine.labels] == expected
+
+
+def test_the_labels_of_an_instance_are_its_own() -> None:
+    document = vmi(metadata="labels: {b: x, a: y}")
+    assert only(read(document)).labels == (("a", "y"), ("b", "x"))
+    assert only(read(document)).labels[0] is only(read(vmi(metadata="labels: {a: y}"))).labels[0]
+
+
+def test_every_label_that_is_no_text_is_a_problem_beside_all_others() -> None:
+    document = templated("labels: {a: 5, b: x}", "labels: {a: x, b: null, c: [z], 'd.e/f': true}")
+    document["spec"]["template"]["spec"]["networks"][0]["name"] = "Blue"
+    assert found(read(document))[:4] == [
+        ("not-a-string", "spec.template.metadata.labels.b"),
+        ("not-a-string", "spec.template.metadata.labels.c"),
+        ("not-a-string", "spec.template.metadata.labels['d.e/f']"),
+        ("not-a-string", "metadata.labels.a"),
+    ]
+    assert len(read(document).problems) > 4
+    assert found(read(vmi(metadata="labels: [a]"))) == [("not-a-mapping", "metadata.labels")]
+
+
+OURS, BRIDGED = "masquerade: {}", "bridge: {}"
+SOME = "ports: [{name: web, port: 80}, {port: 81}, {name: dns, port: 53, protocol: UDP}]"
+RTP_END = "annotations: {portrange.alpha.kubernetes.io/port-end-rtp: '5999'}"
+WEB, DNS = ("web", Protocol.TCP, 80), ("dns", Protocol.UDP, 53)
+RTP = ("rtp", Protocol.UDP, 5000)
+NAMED: dict[str, tuple[str, str, str, tuple[tuple[str, Protocol, int], ...]]] = {
+    "none": ("ports: [{port: 80}]", OURS, "", ()),
+    "ranges have none": ("portRanges: [{start: 1, end: 5}]", OURS, "", ()),
+    "some": (SOME, OURS, "", (WEB, DNS)),
+    "those of a bridge": (SOME, BRIDGED, "", (WEB, DNS)),
+    "a range": ("ports: [{name: rtp, port: 5000, protocol: UDP}]", OURS, RTP_END, (RTP,)),
+}
+
+
+@pytest.mark.parametrize(
+    ("interface", "binding", "metadata", "expected"), NAMED.values(), ids=NAMED
+)
+def test_ports_that_have_names_are_known_by_them(
+    interface: str,
+    binding: str,
+    metadata: str,
+    expected: tuple[tuple[str, Protocol, int], ...],
+) -> None:
+    document = vmi(interface, binding=binding, metadata=metadata)
+    assert only(read(document)).names == expected
 
 
 # ------------------------------------------------------------------- the port-end annotations

@@ -355,7 +355,7 @@ def test_a_remembered_rule_is_the_one_that_was_read() -> None:
         pytest.param(listed(IPV4, field("tcp", "dport", 0), COUNTER, TO_GUEST), id="port zero"),
         pytest.param(listed(IPV4, field("tcp", "sport", 22), COUNTER, TO_GUEST), id="source port"),
         pytest.param(
-            listed(IPV4, field("sctp", "dport", 22), COUNTER, TO_GUEST), id="another protocol"
+            listed(IPV4, field("dccp", "dport", 22), COUNTER, TO_GUEST), id="another protocol"
         ),
         pytest.param(listed(IPV4, SSH, SSH, COUNTER, TO_GUEST), id="a port twice"),
         pytest.param(

@@ -9,10 +9,11 @@ import pytest
 
 from agent.errors import Failure, Stale, TryAgain
 from agent.kernel.memory import MemoryNamespace
-from agent.reconcile import ATTEMPTS, by_namespace, converge, intend, intend_from_nothing
+from agent.reconcile import ATTEMPTS, by_namespace, converge, intend, intend_from_nothing, wish_of
 from rules.desired import desire
-from rules.model import Desired, Foreign, Observed, Rule, Surroundings
+from rules.model import Address, Desired, Foreign, Observed, Rule, Surroundings
 from rules.plan import Plan, Table
+from rules.publish import Node
 from rules.values import replace
 from tests.unit.samples import POD, forward, machine, space
 
@@ -45,6 +46,9 @@ class Hindered:
 
     def surroundings(self) -> Surroundings:
         return self.inner.surroundings()
+
+    def node(self, endpoints: Iterable[Address], *, others: bool) -> Node:
+        return self.inner.node(endpoints, others=others)
 
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
         return self.inner.observe(sysctls)
@@ -85,7 +89,7 @@ class Forgetful(Hindered):
 
 
 def left(namespace: Hindered) -> Plan:
-    return intend("blue", [machine("tcp 22")], namespace).plan
+    return intend("blue", wish_of([machine("tcp 22")]), namespace).plan
 
 
 # ------------------------------------------------------------------------------------- converge
@@ -160,7 +164,7 @@ def test_nothing_desired_clears_the_table() -> None:
 
 def test_to_intend_changes_nothing() -> None:
     namespace = Hindered(0)
-    intent = intend("blue", [machine("tcp 22")], namespace)
+    intent = intend("blue", wish_of([machine("tcp 22")]), namespace)
     assert intent.desired == WANTED
     assert not intent.plan.empty
     assert namespace.commits == 0
@@ -168,7 +172,7 @@ def test_to_intend_changes_nothing() -> None:
 
 
 def test_from_nothing_both_families_are_planned_and_settings_unknown() -> None:
-    plan = intend_from_nothing("blue", [machine("tcp 22")]).plan
+    plan = intend_from_nothing("blue", desire([machine("tcp 22")], None)).plan
     assert {rule.family.value for rule in plan.add} == {"ip", "ip6"}
     assert {change.before for change in plan.sysctls} == {None}
 
@@ -177,7 +181,7 @@ def test_a_pending_machine_keeps_what_runs_for_it() -> None:
     namespace = Hindered(0)
     converge("blue", WANTED, namespace)
     namespace.inner.links = space()
-    intent = intend("blue", [machine("tcp 22")], namespace)
+    intent = intend("blue", wish_of([machine("tcp 22")]), namespace)
     assert intent.plan.empty
     assert len(intent.plan.unchanged) == len(WANTED.rules)
 

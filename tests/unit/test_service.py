@@ -10,8 +10,8 @@ import pytest
 
 from agent.sources import yaml_text
 from rules.manifests import Reading, read
-from rules.ports import PortRange
 from rules.model import Protocol
+from rules.ports import PortRange
 from rules.services import Pod, PodPort, Service, ServicePort, ServiceType
 from tests.unit.samples import ports
 
@@ -196,7 +196,26 @@ def test_how_long_a_client_keeps_its_endpoint(spec: str, seconds: int | None) ->
 
 
 @pytest.mark.parametrize(
-    "spec", ["clusterIP: None", "type: ExternalName, externalName: example.org"]
+    ("spec", "allocates"),
+    [
+        ("type: LoadBalancer", True),
+        ("type: LoadBalancer, allocateLoadBalancerNodePorts: null", True),
+        ("type: LoadBalancer, allocateLoadBalancerNodePorts: true", True),
+        ("type: LoadBalancer, allocateLoadBalancerNodePorts: false", False),
+        ("type: NodePort", True),
+    ],
+)
+def test_whether_node_ports_are_to_be_found(spec: str, allocates: bool) -> None:
+    assert only(service(spec=spec)).allocates is allocates
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "clusterIP: None",
+        "type: ExternalName, externalName: example.org",
+        "type: ExternalName, externalName: example.org.",
+    ],
 )
 def test_some_services_need_no_ports(spec: str) -> None:
     made = only(parse(SERVICE % {"metadata": "", "spec": spec}))
@@ -367,6 +386,35 @@ def test_a_range_of_node_ports_must_end_below_65536_and_overlap_no_other() -> No
 
 
 SPECS = {
+    "a node port of what has no address": (
+        "type: NodePort, clusterIP: None",
+        [("headless-type", "spec.clusterIP")],
+    ),
+    "a load balancer for what has no address": (
+        "type: LoadBalancer, clusterIP: None",
+        [("headless-type", "spec.clusterIP")],
+    ),
+    "a name that is not there": ("type: ExternalName", [("missing", "spec.externalName")]),
+    "a name that is empty": (
+        "type: ExternalName, externalName: ''",
+        [("missing", "spec.externalName")],
+    ),
+    "a name that is none": (
+        "type: ExternalName, externalName: a_b.example.org",
+        [("bad-name", "spec.externalName")],
+    ),
+    "a name that is no text": (
+        "type: ExternalName, externalName: [a]",
+        [("not-a-string", "spec.externalName")],
+    ),
+    "node ports that are neither found nor not": (
+        "type: LoadBalancer, allocateLoadBalancerNodePorts: 'no'",
+        [("not-a-boolean", "spec.allocateLoadBalancerNodePorts")],
+    ),
+    "node ports that no load balancer asks for": (
+        "type: NodePort, allocateLoadBalancerNodePorts: false",
+        [("node-port-type", "spec.allocateLoadBalancerNodePorts")],
+    ),
     "a type that is none": ("type: nodeport", [("bad-choice", "spec.type")]),
     "a type that is nothing like one": ("type: 5", [("not-a-string", "spec.type")]),
     "an affinity that is none": (
@@ -415,6 +463,17 @@ def test_what_is_wrong_with_the_rest_of_a_service(
 )
 def test_what_is_hardly_a_service(document: Any, expected: list[tuple[str, str]]) -> None:
     assert found(read({"apiVersion": "v1", "kind": "Service", **document})) == expected
+
+
+@pytest.mark.parametrize("kind", ["Service", "Pod"])
+def test_a_name_that_is_to_be_generated_is_asked_for_in_words_that_fit(kind: str) -> None:
+    spec = {"ports": [{"port": 1}]}
+    document = {"apiVersion": "v1", "kind": kind, "metadata": {"generateName": "a"}, "spec": spec}
+    [problem] = read(document).problems
+    assert str(problem) == (
+        "metadata.name: is missing; generateName is for an API server to fill in. "
+        "Add name: with a name of its own. [missing]"
+    )
 
 
 def test_annotations_for_machines_are_refused_on_a_service() -> None:

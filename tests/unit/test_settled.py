@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from agent.sources.settled import settle
 from rules.conflicts import clashes
-from rules.model import Machine
+from rules.model import Machine, Protocol
+from rules.services import Service, ServicePort, ServiceType
 from rules.values import replace
-from tests.unit.samples import machine
+from tests.unit.samples import machine, ports
 
 Said = dict[str, tuple[Machine, ...] | None]
 
@@ -18,6 +19,20 @@ Said = dict[str, tuple[Machine, ...] | None]
 def vm(file: str, *claims: str, name: str = "", netns: str = "blue") -> tuple[Machine, ...]:
     """What a file says that declares one machine, named as the file unless told otherwise."""
     return (machine(*claims, name=name or file, netns=netns, origin=f"{file}:1"),)
+
+
+def service(file: str, port: str = "80", name: str = "web") -> tuple[Service, ...]:
+    """What a file says that declares one Service."""
+    one = ServicePort(name="", protocol=Protocol.TCP, ports=ports(port), target=ports(port))
+    return (
+        Service(
+            namespace="default",
+            name=name,
+            type=ServiceType.NODE_PORT,
+            ports=(one,),
+            origin=f"{file}:9",
+        ),
+    )
 
 
 A, B = vm("a", "tcp 22"), vm("b", "tcp 80")
@@ -46,7 +61,8 @@ def test_a_bad_file_means_what_it_meant_before() -> None:
 
 
 def test_a_bad_file_that_never_was_good_means_nothing() -> None:
-    settled = settle({}, {"a": None})
+    now: Said = {"a": None}
+    settled = settle({}, now)
     assert settled.meanings == {"a": ()}
     assert settled.held == {"a"}
 
@@ -167,6 +183,60 @@ def test_however_many_quarrel_it_comes_to_an_end() -> None:
     settled = settle(before, now)
     assert settled.meanings == before
     assert len(settled.held) == count
+
+
+BOTH = Machine | Service
+C_SERVED = service("c", name="x")
+SERVED: dict[str, tuple[dict[str, tuple[BOTH, ...]], dict[str, tuple[BOTH, ...] | None], str]] = {
+    "what makes sense": ({}, {"a": A + service("a"), "b": service("b", name="x")}, "a:9 b:9"),
+    "a file that went": ({"a": service("a"), "b": service("b")}, {"b": service("b")}, "b:9"),
+    "a bad file": ({"a": A + service("a")}, {"a": None}, "a:9"),
+    "another port": ({"a": service("a")}, {"a": service("a", "81")}, "a:9"),
+    "a move": ({"a": service("a")}, {"b": service("b")}, "b:9"),
+    "a copy": ({"b": service("b")}, {"a": service("a"), "b": service("b", "81")}, "b:9"),
+    "a copy of what is bad": ({"b": service("b")}, {"a": service("a"), "b": None}, "b:9"),
+    "two newcomers": ({}, {"a": service("a"), "b": service("b"), "c": C_SERVED}, "c:9"),
+    "one file that says it twice": ({}, {"a": service("a") + service("a", "81")}, ""),
+    "two that always quarrelled": (
+        {"a": service("a"), "b": service("b")},
+        {"a": service("a"), "b": service("b")},
+        "",
+    ),
+    "a copy of a machine beside it": (
+        {"b": vm("b", "tcp 22", name="a")},
+        {"a": A + service("a"), "b": vm("b", "tcp 22", name="a")},
+        "",
+    ),
+    "a quarrel of the machine beside it": (
+        {"a": A, "b": B + service("b")},
+        {"a": A, "b": B_ON_22 + service("b", "81", name="y")},
+        "b:9",
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "now", "served"), SERVED.values(), ids=SERVED)
+def test_services_are_settled_as_machines_are(
+    before: dict[str, tuple[BOTH, ...]], now: dict[str, tuple[BOTH, ...] | None], served: str
+) -> None:
+    settled = settle(before, now)
+    assert " ".join(one.origin for one in settled.services) == served
+    said = [one for meaning in settled.meanings.values() for one in meaning]
+    assert settled.services == tuple(one for one in said if isinstance(one, Service))
+    for file, meaning in settled.meanings.items():
+        assert meaning in (before.get(file, ()) if file in settled.held else now[file], ())
+    assert settle(settled.meanings, now).meanings == settled.meanings
+
+
+def test_a_quarrel_about_a_service_holds_all_that_its_file_says() -> None:
+    copy = B + service("b", "81")
+    before: dict[str, tuple[BOTH, ...]] = {"a": service("a"), "b": vm("b", "tcp 443")}
+    settled = settle(before, {"a": service("a"), "b": copy})
+    assert settled.machines == vm("b", "tcp 443")
+    assert settled.services == service("a")
+    assert settled.held == {"b"}
+    assert [problem.code for problem in settled.problems] == ["duplicate-service"]
+    assert not settled.contested, "it is in no namespace of a machine"
 
 
 PORTS = st.sets(st.integers(1, 4), min_size=1, max_size=2)

@@ -40,7 +40,9 @@ def many(number: int, first: int = 1000) -> list[Rule]:
         pytest.param(from_inside("udp 53"), INSIDE, id="from inside"),
         pytest.param(forward(None), None, id="everything"),
         pytest.param(forward("tcp 22", source="10.0.0.1"), None, id="from one source only"),
-        pytest.param(replace(forward("tcp 22"), to_port=23), None, id="shifted"),
+        pytest.param(
+            replace(forward("tcp 22"), to_port=23), replace(ENTERING, shifted=True), id="shifted"
+        ),
         pytest.param(egress(), None, id="masquerade"),
         pytest.param(answerable(), None, id="source NAT"),
         pytest.param(
@@ -119,7 +121,7 @@ def test_one_lookup_does_not_count_for_another() -> None:
 def test_of_two_copies_the_first_is_the_rule() -> None:
     lives = Lives([Live(forward(), 4), Live(forward(), 7), Live(egress(), 5)])
     assert lives.by_rule == {forward(): Live(forward(), 4), egress(): Live(egress(), 5)}
-    assert lives.counts == {ENTERING: 2}
+    assert lives.weights == {ENTERING: 2}
 
 
 def test_rules_that_are_there_become_the_very_objects() -> None:
@@ -143,8 +145,8 @@ def test_after_a_change_it_is_as_if_it_had_been_seen_so() -> None:
     assert set(changed) == set(seen)
     assert len(changed) == len(seen) == 21
     assert changed.by_rule == seen.by_rule
-    assert +changed.counts == +seen.counts
-    assert (len(before), before.counts[ENTERING]) == (21, 20), "what was seen before has changed"
+    assert +changed.weights == +seen.weights
+    assert (len(before), before.weights[ENTERING]) == (21, 20), "what was seen before has changed"
 
 
 def test_where_something_is_in_its_table() -> None:

@@ -1,0 +1,208 @@
+"""What the node itself should hold: Services, what is behind them, and the node ports that they
+have. What is given is written down before any rule says so, so that nobody else gets it; where that
+is lost, the rules in the kernel still tell.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from rules.allotment import DYNAMIC, STATIC, Allotment, allot, name_of, recalled, wishes
+from rules.desired import label
+from rules.model import Desired, Machine, Pending, Rule, Surroundings
+from rules.node_ports import Bands, Held
+from rules.occupied import Listener, Occupied
+from rules.ports import ALL_PORTS, PortRange
+from rules.publish import Face, Publishing, desire_node, faces, refuse
+from rules.selection import Selection, select
+from rules.services import Endpoint, Publication, Service
+from rules.shapes import lives
+from rules.values import Value, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from agent.config import Config
+    from agent.kernel.kinds import Namespace
+    from agent.metrics import Metrics
+    from agent.sources.meaning import Meaning
+    from agent.sources.store import Store
+
+Endpoints = Mapping[str, tuple[tuple[Endpoint, ...], ...]]
+
+
+def publishing(config: "Config") -> tuple[Publishing, Bands]:
+    """How Services are published; in a cluster, its API server gives them their ports."""
+    ports, cluster = config.node_ports, config.source == "kubernetes"
+    how = Publishing(
+        addresses=ports.addresses,
+        allowed=ports.external,
+        ranges_only=cluster,
+        reserve=ports.reserve,
+    )
+    return how, Bands(ALL_PORTS if cluster else ports.range)
+
+
+class Published(Value):
+    """What a node should hold, and who has which node ports then."""
+
+    desired: Desired
+    allotment: Allotment
+
+
+def published(
+    selection: Selection,
+    namespace: "Namespace",
+    how: Publishing,
+    bands: Bands,
+    stored: Iterable[Held] = (),
+) -> Published:
+    """What Services should become in this namespace, which is the node's own."""
+    rules = list(lives(namespace.observe()).by_rule)
+    publications = selection.publications
+    known = recalled(bands, stored, rules, [one.service for one in publications], how.addresses)
+    endpoints = {end.address for one in publications for port in one.endpoints for end in port}
+    node = namespace.node(sorted(endpoints, key=str), others=_are_new(publications, rules))
+    allotment = allot(known, publications, _used(node.occupied))
+    found, notes = faces(publications, allotment.allocations, node.own, how)
+    node = replace(node, occupied=_named(node.occupied, found))
+    kept, refused, more = refuse(found, rules, node.occupied)
+    desired = desire_node(kept, node, how, pending=_pending(publications))
+    return Published(
+        replace(
+            desired,
+            refused=(*allotment.refused, *refused),
+            notes=(*selection.notes, *notes, *more, *desired.notes),
+        ),
+        allotment,
+    )
+
+
+def published_from_nothing(selection: Selection, how: Publishing, bands: Bands) -> Desired:
+    """What Services would become on a node that is not there to ask."""
+    publications = selection.publications
+    allotment = allot(recalled(bands, (), (), ()), publications)
+    found, notes = faces(publications, allotment.allocations, None, how)
+    kept, refused, more = refuse(found, (), Occupied())
+    desired = desire_node(kept, None, how, pending=_pending(publications))
+    return replace(
+        desired,
+        refused=(*allotment.refused, *refused),
+        notes=(*selection.notes, *notes, *more, *desired.notes),
+    )
+
+
+def _are_new(publications: Iterable[Publication], rules: Iterable[Rule]) -> bool:
+    """Whether something is to be published that is not: only then must others be asked, of whom
+    there may be thousands."""
+    owners = {rule.owner for rule in rules}
+    return any(
+        label(name_of(one.service, port)) not in owners
+        for one in publications
+        for port, behind in zip(one.service.ports, one.endpoints, strict=True)
+        if behind or port in wishes(one.service)
+    )
+
+
+def _used(occupied: Occupied) -> list[PortRange]:
+    """What nobody is given who does not ask for it."""
+    listening = [PortRange(one.port, one.port) for one in occupied.listeners]
+    return [*listening, *(ports for one in occupied.translations for ports in one.ports)]
+
+
+def _named(occupied: Occupied, wanted: Iterable[Face]) -> Occupied:
+    """With the processes of those listeners that are in somebody's way."""
+    met = {
+        one
+        for face in wanted
+        for one in occupied.meeting(face.port.protocol, face.family, face.ports, face.at)
+        if isinstance(one, Listener)
+    }
+    if not met:
+        return occupied
+    from agent.kernel import sockets  # only who meets somebody asks for names
+
+    rest = [one for one in occupied.listeners if one not in met]
+    return replace(occupied, listeners=(*rest, *sockets.named(met)))
+
+
+def _pending(publications: Iterable[Publication]) -> list[Pending]:
+    """Whose rules stay as they are until more is known."""
+    return [
+        Pending(label(name_of(one.service, port)), one.pending)
+        for one in publications
+        if one.pending
+        for port in one.service.ports
+    ]
+
+
+class Publisher:
+    """For who keeps the node: what it wants there, from look to look."""
+
+    def __init__(self, store: "Store", metrics: "Metrics", how: Publishing, bands: Bands) -> None:
+        self._store, self._metrics = store, metrics
+        self._how, self._bands = how, bands
+        self._services: tuple[Service, ...] = ()
+        self._endpoints: Endpoints | None = None
+        self._unknown = ""
+        self._selection: Selection | None = None
+        self._refused: frozenset[Pending] = frozenset()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is anything to keep on the node."""
+        return bool(self._services or self._unknown)
+
+    def want(self, meaning: "Meaning") -> None:
+        """This is what the source says."""
+        self._services, self._endpoints = meaning.services, meaning.endpoints
+        self._unknown = meaning.services_unknown
+
+    def use(self, how: Publishing, bands: Bands) -> None:
+        """From now on it is published like this."""
+        if (how, bands) != (self._how, self._bands):
+            self._how, self._bands = how, bands
+            self._selection = None
+
+    def select(
+        self,
+        machines: Iterable[Machine],
+        surroundings: Mapping[str, Surroundings],
+        unknown: Collection[str],
+    ) -> bool:
+        """Find what is behind each Service now; whether it is something else than before."""
+        before = self._selection
+        if self._endpoints is None:
+            self._selection = select(self._services, machines, surroundings, unknown)
+        else:
+            listed = [_listed(service, self._endpoints) for service in self._services]
+            self._selection = Selection(publications=tuple(listed))
+        return self._selection != before
+
+    def wish(self, namespace: "Namespace", _: Surroundings) -> Desired:
+        """What the node should hold; what is given is stored before any rule tells of it."""
+        if self._unknown:
+            return Desired(unclaimed_stay=True, notes=(f"Services: {self._unknown}",))
+        selection = self._selection or Selection()
+        stored = self._store.node_ports()
+        found = published(selection, namespace, self._how, self._bands, stored)
+        self._store.keep_node_ports(found.allotment.allocations.pairs)
+        self._count(found.allotment)
+        return found.desired
+
+    def left(self) -> None:
+        """The node was cleared."""
+        self._store.forget_node_ports()
+        self._refused = frozenset()
+
+    def _count(self, allotment: Allotment) -> None:
+        known, self._refused = self._refused, frozenset(allotment.refused)
+        for scope, of in ((STATIC, allotment.static), (DYNAMIC, allotment.dynamic)):
+            new = [one for one in of.refused if one not in known]
+            self._metrics.gave(scope, of.given, len(new))
+        every = self._bands.ports
+        available = allotment.allocations.available(every)
+        self._metrics.allotted(len(every) - available, available)
+
+
+def _listed(service: Service, endpoints: Endpoints) -> Publication:
+    """As an API server tells it."""
+    none = ((),) * len(service.ports)
+    return Publication(service=service, endpoints=endpoints.get(str(service), none))

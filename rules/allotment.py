@@ -1,0 +1,165 @@
+"""Which node ports the Services of a node have: what they wish for, or were given before, or are
+given now. Where the API server of a cluster gives them, only what it gave is checked."""
+
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+
+from rules.desired import label
+from rules.model import OWN, Address, Chain, Pending, Rule
+from rules.node_ports import (
+    Allocations,
+    Bands,
+    Held,
+    Holder,
+    Pick,
+    Refused,
+    allocate,
+    assign,
+    rebuild,
+    release,
+)
+from rules.ports import PortRange
+from rules.services import Publication, Service, ServicePort, ServiceType
+from rules.values import Value
+
+STATIC, DYNAMIC = "static", "dynamic"
+_WITH_NODE_PORTS = (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER)
+
+
+class Scope(Value):
+    """How many were given ports that they had not before, and who got none."""
+
+    given: int = 0
+    refused: tuple[Pending, ...] = ()
+
+
+class Allotment(Value, kw_only=True):
+    """Who has which node ports now."""
+
+    allocations: Allocations
+    static: Scope = Scope()  # of those who wish for certain ones
+    dynamic: Scope = Scope()
+
+    @property
+    def refused(self) -> tuple[Pending, ...]:
+        return (*self.static.refused, *self.dynamic.refused)
+
+
+def holder_of(service: Service, port: ServicePort) -> Holder:
+    """What its node ports are held for."""
+    return Holder(str(service), port.name, port.protocol)
+
+
+def name_of(service: Service, port: ServicePort) -> str:
+    """Whose the rules of a port are."""
+    return f"{service}/{port.name}" if port.name else str(service)
+
+
+def wishes(service: Service) -> tuple[ServicePort, ...]:
+    """The ports of a Service that are to have node ports."""
+    if service.type not in _WITH_NODE_PORTS or service.headless:
+        return ()
+    if service.type is ServiceType.LOAD_BALANCER and not service.allocates:
+        return tuple(port for port in service.ports if port.node_ports)
+    return service.ports
+
+
+def allot(
+    known: Allocations, publications: Iterable[Publication], avoid: Iterable[PortRange] = ()
+) -> Allotment:
+    """Who has what already keeps it; then wishes come first, and then those without, so that nobody
+    is given what somebody else names."""
+    asking = [
+        (one.service, port)
+        for one in sorted(publications, key=lambda one: str(one.service))
+        for port in wishes(one.service)
+    ]
+    holders = {holder_of(*each) for each in asking}
+    known = release(known, *(known.held.keys() - holders))
+    before = dict(known.held)
+    given = {STATIC: 0, DYNAMIC: 0}
+    refused: dict[str, list[Pending]] = {STATIC: [], DYNAMIC: []}
+    avoided = tuple(avoid)
+    for service, port in sorted(asking, key=lambda each: _turn(each[0], each[1], before)):
+        holder = holder_of(service, port)
+        scope = DYNAMIC if port.node_ports is None else STATIC
+        if port.node_ports is not None:
+            result = assign(known, holder, port.node_ports)
+        else:
+            result = _given(known, service, port, avoided)
+        if isinstance(result, Refused):
+            refused[scope].append(Pending(name_of(service, port), _words(result)))
+            known = release(known, holder)
+        else:
+            given[scope] += before.get(holder) != result.held[holder]
+            known = result
+    return Allotment(
+        allocations=known,
+        static=Scope(given[STATIC], tuple(refused[STATIC])),
+        dynamic=Scope(given[DYNAMIC], tuple(refused[DYNAMIC])),
+    )
+
+
+def _turn(
+    service: Service, port: ServicePort, before: Mapping[Holder, PortRange]
+) -> tuple[bool, bool, str, str, str]:
+    held = before.get(holder_of(service, port))
+    wish = port.node_ports
+    keeps = held is not None and wish in (None, held)
+    return not keeps, wish is None, str(service), port.name, port.protocol.value
+
+
+def _given(
+    known: Allocations, service: Service, port: ServicePort, avoid: tuple[PortRange, ...]
+) -> Allocations | Refused:
+    """Where another protocol has the same ports of the Service it gets the same node ports, as from
+    the API server. What is drawn depends on the name: who is planned for gets it when it comes to
+    it, and loses nothing with the state."""
+    holder = holder_of(service, port)
+    held = known.held.get(holder)
+    for other in service.ports if held is None else ():
+        theirs = known.held.get(holder_of(service, other))
+        if theirs and other.ports == port.ports and other.protocol is not port.protocol:
+            same = assign(known, holder, theirs)
+            if isinstance(same, Allocations):
+                return same
+    return allocate(known, holder, len(port.ports), _drawing(str(holder)), avoid)
+
+
+def _drawing(name: str) -> Pick:
+    """Draws that look random, and are the same each time for one name."""
+    drawn = 0
+
+    def pick(below: int) -> int:
+        nonlocal drawn
+        drawn += 1
+        return int.from_bytes(blake2b(f"{name}/{drawn}".encode(), digest_size=8).digest()) % below
+
+    return pick
+
+
+def _words(refused: Refused) -> str:
+    return f"{refused.problem.what}. {refused.problem.fix}"
+
+
+def recalled(
+    bands: Bands,
+    stored: Iterable[Held],
+    rules: Iterable[Rule],
+    services: Iterable[Service],
+    addresses: Iterable[Address] = (),
+) -> Allocations:
+    """What was given before: as it was written down, else as the rules in the kernel tell, for the
+    node's own addresses or these."""
+    at = {*OWN.values(), *addresses}
+    live: dict[str, PortRange] = {}
+    for rule in rules:
+        if rule.chain is Chain.PREROUTING and rule.destination in at and rule.ports:
+            live.setdefault(rule.owner, rule.ports)
+    found = [
+        (holder_of(service, port), ports)
+        for service in services
+        for port in wishes(service)
+        if (ports := live.get(label(name_of(service, port)))) and len(ports) == len(port.ports)
+    ]
+    return rebuild(bands, [*stored, *found])[0]
