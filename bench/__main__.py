@@ -20,7 +20,7 @@ from agent.kernel.live import LiveKernel
 from agent.kernel.netns import inside, opened
 from agent.kernel.probe import connected
 from agent.reconcile import converge
-from bench import control, flows, headline, kubernetes, report
+from bench import control, flows, headline, kubernetes, report, services
 from bench.crowd import crowd, some
 from bench.daemon import arrival_to_port, flush_to_port, save_to_port
 from bench.machines import machine
@@ -176,6 +176,7 @@ SECTIONS = {
     "flows-tcp": flows.tcp,
     "flows-crossover": flows.crossover,
     "flows-stream": flows.stream,
+    "services-flows": services.flows,
     "kubernetes-edit": kubernetes.edit_to_port,
     "kubernetes-cost": kubernetes.cost,
     QUICK: quick,

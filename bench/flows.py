@@ -39,7 +39,7 @@ from rules.shapes import gathered, lookup_of
 from rules.values import Value, replace
 
 FIRST, STEP, WIDTH = 1000, 12, 6  # of ranges that touch nowhere: 5,000 fit
-POD, BEHIND = "192.0.2.2", "10.0.2.2"
+POD, BEHIND, BESIDE = "192.0.2.2", "10.0.2.2", "10.0.2.3"
 ROUNDS = 100
 PACKETS = 1000  # a round, where a packet takes a few microseconds
 LENGTHY = 300  # rules in a row, from which on fewer packets tell as much
@@ -361,6 +361,7 @@ def _links(client: str, pod: str, guest: str, number: int) -> None:
         addr add {POD}/24 dev eth0
         addr add 10.0.2.1/24 dev k6t-eth0
         neigh add {BEHIND} lladdr {far} dev k6t-eth0 nud permanent
+        neigh add {BESIDE} lladdr {far} dev k6t-eth0 nud permanent
     """
     for netns, batch in (
         (pod, lines),
