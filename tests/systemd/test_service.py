@@ -19,6 +19,7 @@ EVERYTHING = (
     "CAP_NET_RAW",
     "CAP_NET_BROADCAST",
     "CAP_DAC_READ_SEARCH",
+    "CAP_SYS_PTRACE",
 )
 TICKS = 100  # of processor time a second
 AFAR = """
@@ -30,6 +31,23 @@ ip link set to-afar up
 ip -n afar addr add 198.51.100.2/24 dev eth0
 ip -n afar link set eth0 up
 """
+SERVICE = """
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {type: NodePort, selector: {app: web}, ports: [{port: 5000, nodePort: 30080}]}
+---
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata:
+  name: other
+  labels: {app: web}
+  annotations: {portranger.io/address: 198.51.100.77}
+spec:
+  domain: {devices: {interfaces: [{name: red, bridge: {}}]}}
+  networks: [{name: red, pod: {}}]
+"""
+KNOCK_HERE = ("python3", "-c", "import socket; socket.create_connection(('127.0.0.1', 30080), 1)")
 KNOCK = "import socket; socket.create_connection(('198.51.100.1', 9788), timeout=1)"
 
 
@@ -204,6 +222,22 @@ def test_a_manifest_that_somebody_keeps_to_himself_is_read(service: Service) -> 
     service.wire("red")
     service.start()
     assert service.synced() == ["red"]
+
+
+def test_whoever_listens_on_a_port_that_is_to_be_published_is_named(service: Service) -> None:
+    service.declare("red", RANGES)
+    service.wire("red")
+    squat = ("systemd-run", "--uid=nobody", "--unit=squatter", "python3", "-m", "http.server")
+    service.machine.run(*squat, "30080")
+    try:
+        assert soon(lambda: service.machine.run(*KNOCK_HERE, code=None).returncode == 0)
+        service.machine.write(f"{MANIFESTS}/web.yaml", SERVICE)
+        service.start()
+        pid = service.machine.says("systemctl", "show", "-P", "MainPID", "squatter")
+        words = f"python3 (pid {pid}) listens on tcp 30080"
+        assert soon(lambda: service.said(words)), service.journal()
+    finally:
+        service.machine.run("systemctl", "stop", "squatter", code=None)
 
 
 def test_a_bad_configuration_is_told_and_not_tried_again(service: Service) -> None:
