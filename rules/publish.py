@@ -29,7 +29,7 @@ from rules.model import (
 from rules.node_ports import Allocations
 from rules.occupied import Occupied
 from rules.ports import PortRange, coalesce
-from rules.services import Endpoint, Publication, Service, ServicePort
+from rules.services import Endpoint, Publication, Service, ServicePort, ServiceType
 from rules.values import Value
 
 NUMBERS = 256  # of clients that are to keep their endpoints: each endpoint gets some
@@ -78,6 +78,7 @@ class Node(Value, kw_only=True):
     surroundings: Surroundings
     occupied: Occupied = Occupied()
     routes: Mapping[Address, str]  # the link that leads to each endpoint, where one does
+    bridging: tuple[str, ...] = ()  # links that bridge what was translated, instead of routing it
     advised: tuple[str, ...] = ()  # links that have their routes from routers, while not one itself
     reserved: tuple[PortRange, ...] = ()
 
@@ -100,6 +101,8 @@ def faces(
     notes: list[str] = []
     for one in publications:
         service = one.service
+        if service.headless or service.type is ServiceType.EXTERNAL_NAME:
+            continue  # names lead to it, whatever addresses it may have been given
         given = [*service.external, *service.ingress]
         accepted = [at for at in dict.fromkeys(given) if _is_ours(at, own, how)]
         for at in dict.fromkeys(given):
@@ -239,6 +242,11 @@ def desire_node(
         sysctls |= set(_settings(given, families, node, how))
         notes += _ephemeral(given, node)
         notes += _unreachable(given, node)
+        notes += [
+            f"{link} bridges translated packets itself (net.bridge.bridge-nf-call-iptables): a"
+            " machine behind it reaches its own Service only if its port there is in hairpin mode"
+            for link in node.bridging
+        ]
     return Desired(
         rules=frozenset(rules),
         sysctls=frozenset(sysctls),
