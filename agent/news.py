@@ -41,6 +41,11 @@ class News:
         elif self.status.unreadable:
             self._log.settled("source")
             self._log.info("source back", source=source)
+        if why := meaning.services_unknown or meaning.services_away:
+            so = "what is published goes on"
+            self._log.once("services", "warning", "services away", why=why, so=so)
+        else:
+            self._log.settled("services")
         found = frozenset(meaning.problems)
         for problem in sorted(found - self._problems, key=str):
             so = "nothing of it is applied"

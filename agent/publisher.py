@@ -141,9 +141,9 @@ class Publisher:
         self._how, self._bands = how, bands
         self._services: tuple[Service, ...] = ()
         self._endpoints: Endpoints | None = None
-        self._unknown = ""
+        self._unknown = self._away = ""
         self._selection: Selection | None = None
-        self._refused: frozenset[Pending] = frozenset()
+        self._refused: frozenset[tuple[str, str]] = frozenset()  # whom what, when last asked
 
     @property
     def wanted(self) -> bool:
@@ -153,7 +153,7 @@ class Publisher:
     def want(self, meaning: "Meaning") -> None:
         """This is what the source says."""
         self._services, self._endpoints = meaning.services, meaning.endpoints
-        self._unknown = meaning.services_unknown
+        self._unknown, self._away = meaning.services_unknown, meaning.services_away
 
     def use(self, how: Publishing, bands: Bands) -> None:
         """From now on it is published like this."""
@@ -185,7 +185,8 @@ class Publisher:
         found = published(selection, namespace, self._how, self._bands, stored)
         self._store.keep_node_ports(found.allotment.allocations.pairs)
         self._count(found.allotment)
-        return found.desired
+        away = (f"Services: {self._away}",) if self._away else ()
+        return replace(found.desired, notes=(*away, *found.desired.notes))
 
     def left(self) -> None:
         """The node was cleared."""
@@ -193,13 +194,18 @@ class Publisher:
         self._refused = frozenset()
 
     def _count(self, allotment: Allotment) -> None:
-        known, self._refused = self._refused, frozenset(allotment.refused)
+        known, self._refused = self._refused, frozenset(map(_gist, allotment.refused))
         for scope, of in ((STATIC, allotment.static), (DYNAMIC, allotment.dynamic)):
-            new = [one for one in of.refused if one not in known]
+            new = [one for one in of.refused if _gist(one) not in known]
             self._metrics.gave(scope, of.given, len(new))
         every = self._bands.ports
         available = allotment.allocations.available(every)
         self._metrics.allotted(len(every) - available, available)
+
+
+def _gist(one: Pending) -> tuple[str, str]:
+    """Whom what is refused; who is in the way of it, or what is left, changes with others."""
+    return one.owner, one.reason.partition(":")[0]
 
 
 def _listed(service: Service, endpoints: Endpoints) -> Publication:

@@ -1,4 +1,5 @@
-"""The VirtualMachineInstances of one node, kept in view: what they mean together, now.
+"""The VirtualMachineInstances of one node, kept in view: what they mean together, now; and the
+Services of the cluster, where they are to be published.
 
 To the daemon it is what a directory of manifests is, with an instance in the place of a file. What
 cannot be understood keeps its last good meaning, also over a restart; where it runs is taken from
@@ -8,7 +9,7 @@ the newest word, whatever else is wrong with it. An API server that does not ans
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from agent.config import Kubernetes
@@ -16,10 +17,12 @@ from agent.sources import files
 from agent.sources.api import Api
 from agent.sources.credentials import Credentials
 from agent.sources.feedback import NORMAL, WARNING, Feedback
-from agent.sources.following import Shared, Trouble, followed
+from agent.sources.following import Follower, Shared, followed
 from agent.sources.granting import grant
 from agent.sources.kubeconfig import load
+from agent.sources.listening import troubles
 from agent.sources.meaning import Enough, Meaning, Progress, Tiding
+from agent.sources.published import Published
 from agent.sources.settled import settle
 from agent.sources.store import Store
 from agent.sources.vmis import (
@@ -68,9 +71,11 @@ class Cluster:
         beat: Progress = lambda: None,
         *,
         serves: Callable[[str], str] = lambda _: "",
+        services: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Where several instances name one pod, `serves` tells by its UID which it serves."""
+        """Where several instances name one pod, `serves` tells by its UID which it serves. Services
+        are asked for only by who wants to publish them."""
         self._node, self._store, self._clock, self._serves = node, store, clock, serves
         self._ask_again: float | None = None  # when, whose a pod is
         self.warnings = credentials.warnings
@@ -94,6 +99,9 @@ class Cluster:
         self._api = Api(credentials)
         self._feedback = Feedback(self._api.another(), node)
         self._followers = followed(self._api, self._shared)
+        self._published = (
+            Published(self._api.another(), node, self._changed, clock=clock) if services else None
+        )
         for follower in self._followers:
             follower.start()
 
@@ -110,7 +118,8 @@ class Cluster:
     @property
     def due(self) -> float | None:
         """The threads that listen make themselves heard; a launcher does not."""
-        return self._ask_again
+        published = self._published.due if self._published else None
+        return min((at for at in (self._ask_again, published) if at is not None), default=None)
 
     def filenos(self) -> tuple[int, ...]:
         """What to poll."""
@@ -119,7 +128,7 @@ class Cluster:
     def heard(self) -> bool:
         """Whether there is something new; a burst is let pass, so that it is read at once."""
         deadline = self._clock() + LONGEST_FOLD
-        new = self._ask_again is not None and self._ask_again <= self._clock()
+        new = self.due is not None and self.due <= self._clock()
         while self._drained() and self._clock() < deadline:
             new = True
             time.sleep(FOLD)
@@ -137,29 +146,34 @@ class Cluster:
         with self._shared.turn:
             views = [one.seen for one in self._followers]
             listed = all(one.listed for one in self._followers)
-            troubles = [one.trouble for one in self._followers if one.trouble]
+            away = troubles(*(one.listener for one in self._followers))
         seen: dict[str, Vmi] = {} if listed else dict(self._recalled)
         for view in views:
             for label, vmi in view.items():
                 if label not in seen or vmi.newer(seen[label]):
                     seen[label] = vmi
-        self._look(seen, beat)
-        self.meaning = self._settled(_told(troubles))
-        if not listed and not troubles:
-            unreadable = f"the instances of node {self._node} were not listed yet"
-            self.meaning = replace(self.meaning, unreadable=unreadable)
+        if not listed and not away:
+            away = f"the instances of node {self._node} were not listed yet"
+        anew, self._anew = self._anew, False
+        self._look(seen, beat, anew=anew)
+        self.meaning = self._with_services(self._settled(away), beat, anew=anew)
         return self.meaning
 
     def wait(self, seconds: float, beat: Progress = lambda: None) -> bool:
         """For the first word of the API server, good or bad; whether there was one."""
         deadline = self._clock() + seconds
-        while not all(one.listed or one.trouble for one in self._followers):
+        while not self._answered():
             left = deadline - self._clock()
             if left <= 0:
                 return False
             time.sleep(min(left, FOLD))
             beat()
         return True
+
+    def _answered(self) -> bool:
+        if self._published is not None and not self._published.answered():
+            return False
+        return all(one.listed or one.trouble for one in self._followers)
 
     def is_another(self) -> bool:
         """A directory may be mounted over; a cluster is the one it was."""
@@ -190,16 +204,20 @@ class Cluster:
         return True
 
     def tell(self, machine: str, tiding: Tiding, message: str) -> None:
-        """As an event on the instance."""
+        """As an event on the instance, or the Service."""
         known = self._known.get(machine)
-        if known is not None:
+        reference = known.vmi.reference if known is not None else None
+        if reference is None and self._published is not None:
+            reference = self._published.reference(machine)
+        if reference is not None:
             kind = NORMAL if tiding in (Tiding.APPLIED, Tiding.REPAIRED) else WARNING
-            self._feedback.say(known.vmi.reference, kind, tiding.value, message)
+            self._feedback.say(reference, kind, tiding.value, message)
 
     @property
     def references(self) -> dict[str, Reference]:
-        """The instances, by the names of their machines."""
-        return {label: known.vmi.reference for label, known in self._known.items()}
+        """The instances, by the names of their machines, and the Services by theirs."""
+        services = self._published.references if self._published else {}
+        return services | {label: known.vmi.reference for label, known in self._known.items()}
 
     def traffic(self) -> dict[str, int]:
         """With the API server."""
@@ -214,21 +232,25 @@ class Cluster:
     def close(self) -> None:
         """Stop listening."""
         self._shared.stop.set()
-        for follower in self._followers:
-            follower.interrupt()
+        for one in self._threads:
+            one.interrupt()
         self._feedback.close(GOODBYE / 2)
-        if all(follower.ended(GOODBYE) for follower in self._followers):
+        if all(one.ended(GOODBYE) for one in self._threads):
             os.close(self._wake)  # else somebody might still write to whatever has its number then
 
     @property
     def requests(self) -> int:
         """That were made of the API server."""
-        return sum(one.requests for one in self._followers)
+        return sum(one.requests for one in self._threads)
 
     @property
     def received(self) -> int:
         """Bytes that it answered."""
-        return sum(one.received for one in self._followers)
+        return sum(one.received for one in self._threads)
+
+    @property
+    def _threads(self) -> list[Follower | Published]:
+        return [*self._followers, *([self._published] if self._published else [])]
 
     # ------------------------------------------------------------------------------- reading
 
@@ -256,9 +278,8 @@ class Cluster:
             self._good[label], self._meanings[label] = known.document, known.says
             self._holders = {**self._holders, **dict.fromkeys(known.place.pods, label)}
 
-    def _look(self, seen: Mapping[str, Vmi], beat: Progress) -> None:
+    def _look(self, seen: Mapping[str, Vmi], beat: Progress, *, anew: bool) -> None:
         before, self._known = self._known, {}
-        anew, self._anew = self._anew, False
         for label, vmi in sorted(seen.items()):
             known = before.get(label)
             same = known is not None and (known.vmi.uid, known.vmi.text) == (vmi.uid, vmi.text)
@@ -331,6 +352,23 @@ class Cluster:
             instances={pod: known[label].vmi.uid for pod, label in granted.holders.items()},
         )
 
+    def _with_services(self, meaning: Meaning, beat: Progress, *, anew: bool) -> Meaning:
+        """Whatever is wrong with Services, machines are served all the same."""
+        published = self._published
+        if published is None:
+            return replace(meaning, endpoints={})
+        view = published.look(beat, anew=anew)
+        unknown = published.unknown
+        return replace(
+            meaning,
+            services=view.services,
+            endpoints=view.endpoints,
+            services_unknown=unknown,
+            services_away="" if unknown else published.away,
+            problems=(*meaning.problems, *view.problems),
+            held=(*meaning.held, *view.held),
+        )
+
     def _served(self, pod: str) -> str:
         """The instance that the launcher in a pod was started for."""
         uid = self._serves(pod)
@@ -362,12 +400,4 @@ def connected(
     """The source that a configuration names."""
     credentials = load(config.kubeconfig, os.environ)
     node = config.node_name or os.environ.get("NODE_NAME") or socket.gethostname()
-    return Cluster(credentials, node, store, beat, serves=serves)
-
-
-def _told(troubles: Iterable[Trouble]) -> str:
-    """Each once, with when it began."""
-    since: dict[str, float] = {}
-    for one in troubles:
-        since[one.why] = min(one.since, since.get(one.why, one.since))
-    return "; ".join(str(Trouble(began, why)) for why, began in sorted(since.items()))
+    return Cluster(credentials, node, store, beat, serves=serves, services=config.services)

@@ -22,6 +22,8 @@ class Meaning(Value, kw_only=True):
     services: tuple[Service, ...] = ()
     # What is behind each Service, by its text, for each of its ports; None: what they select.
     endpoints: Mapping[str, tuple[tuple[Endpoint, ...], ...]] | None = None
+    services_unknown: str = ""  # why nothing is known of them: what there is for any stays
+    services_away: str = ""  # why nothing new is heard of them: what was known goes on
     problems: tuple[Problem, ...] = ()
     skipped: tuple[str, ...] = ()
     held: tuple[str, ...] = ()  # files that go on with their last good meaning

@@ -68,12 +68,15 @@ class Store:
     def node_ports(self) -> list[Held]:
         """Who was given which node ports, as far as that is known."""
         record = self._read(self._node_ports)
+        if record is None:
+            self._given = None  # whatever we wrote is not there any more
         try:
             return [
                 (Holder(owner, port, Protocol(protocol)), PortRange(first, last))
                 for owner, port, protocol, first, last in record or ()  # type: ignore[attr-defined]
             ]
         except (TypeError, ValueError):
+            self._given = None
             self._set_aside(self._node_ports, "it is no record of ours")
             return []
 

@@ -171,7 +171,8 @@ def is_ours(key: str) -> bool:
 def netns(annotations: Annotations) -> str | None:
     """The namespace an annotation names, by name or by absolute path."""
     text = annotations.text(NETNS)
-    named = text is not None and is_file_name(text) and not text.startswith(("pid:", "pod:", "node:"))
+    others = ("pid:", "pod:", "node:")
+    named = text is not None and is_file_name(text) and not text.startswith(others)
     if text is not None and not (is_absolute_path(text) or named):
         annotations.problem(
             NETNS,

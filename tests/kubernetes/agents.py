@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.daemon.running import Node as Daemons
 from tests.daemon.running import made
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.instances import EVENTS, RIGHTS, Json, Machines
+from tests.kubernetes.instances import EVENTS, RIGHTS, SERVICES, SLICES, Json, Machines
 from tests.launcher import Node as Kubelet
 from tests.spaces import eventually
 
@@ -25,9 +25,11 @@ class Agents:
 
 
 @contextmanager
-def agents(cluster: Cluster, folder: Path, name: str) -> Iterator[Agents]:
+def agents(
+    cluster: Cluster, folder: Path, name: str, *, services: bool = False
+) -> Iterator[Agents]:
     """A node of that name, which may do in the cluster what an agent needs and nothing else."""
-    cluster.grant(USER, RIGHTS, EVENTS)
+    cluster.grant(USER, RIGHTS, EVENTS, *((SERVICES, SLICES) if services else ()))
     with made(folder / name) as daemons, cluster.reachable_from(daemons.home):
         kubelet = Kubelet(folder / name / "node", daemons.home)
         daemons.configure(
@@ -37,6 +39,7 @@ def agents(cluster: Cluster, folder: Path, name: str) -> Iterator[Agents]:
                 "kubernetes.node_name": name,
                 "kubernetes.kubelet_root": kubelet.kubelet_root,
                 "kubernetes.proc": kubelet.proc,
+                "kubernetes.services": services,
             },
         )
         yield Agents(name, daemons, kubelet)

@@ -50,7 +50,8 @@ VMS = "virtualmachines"
 KINDS = (f"{KUBEVIRT}/{VMIS}", f"{KUBEVIRT}/{VMS}")
 CONTENTS = (
     *(f"{KUBEVIRT}/namespaces/{{}}/{kind}" for kind in (VMIS, VMS)),
-    *(f"/api/v1/namespaces/{{}}/{kind}" for kind in ("pods", "events")),
+    *(f"/api/v1/namespaces/{{}}/{kind}" for kind in ("pods", "events", "services")),
+    "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices",
 )
 TYPES = {"PATCH": "application/merge-patch+json", "APPLY": "application/apply-patch+yaml"}
 

@@ -9,6 +9,7 @@ import select
 import socket
 import socketserver
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,9 @@ from tests.spaces import eventually
 Json = Any
 RIGHTS = {"apiGroups": ["kubevirt.io"], "resources": [VMIS], "verbs": ["list", "watch"]}
 EVENTS = {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]}
+READ = ["list", "watch"]
+SERVICES = {"apiGroups": [""], "resources": ["services"], "verbs": READ}
+SLICES = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": READ}
 RANGES = "portranger.io/port-ranges"
 NODE, TARGET = "kubevirt.io/nodeName", "kubevirt.io/migrationTargetNodeName"
 
@@ -182,10 +186,13 @@ class Machines:
 class Asked:
     """A source, asked as the daemon does it; `looks` and `beats` count what that took."""
 
-    def __init__(self, credentials: Credentials, node: str, state: Path) -> None:
+    def __init__(
+        self, credentials: Credentials, node: str, state: Path, *, services: bool = False
+    ) -> None:
         self.warnings: list[str] = []
         self.looks = self.beats = 0
-        self.source = Source(credentials, node, Store(str(state), self.warnings.append))
+        store = Store(str(state), self.warnings.append)
+        self.source = Source(credentials, node, store, services=services)
         self.meaning = self.look()
 
     def look(self) -> Meaning:
@@ -196,7 +203,10 @@ class Asked:
 
     def turn(self, seconds: float = 0.2) -> bool:
         """Wait to be woken, and look; whether there was something."""
-        woken = bool(select.select(self.source.filenos(), [], [], seconds)[0])
+        due = self.source.due
+        if due is not None:
+            seconds = min(seconds, max(0.0, due - time.monotonic()))
+        woken = bool(select.select(self.source.filenos(), [], [], seconds)[0]) or due is not None
         if woken and self.source.heard():
             self.look()
         return woken
@@ -240,8 +250,10 @@ def pods(meaning: Meaning) -> set[str]:
 
 
 @contextmanager
-def asking(credentials: Credentials, node: str, state: Path) -> Iterator[Asked]:
-    made = Asked(credentials, node, state)
+def asking(
+    credentials: Credentials, node: str, state: Path, *, services: bool = False
+) -> Iterator[Asked]:
+    made = Asked(credentials, node, state, services=services)
     try:
         yield made
     finally:

@@ -79,13 +79,25 @@ def bare(cluster: Cluster) -> Rendered:
     return Rendered(cluster, FILES)
 
 
+def with_component(folder: Path, name: str) -> Path:
+    """As the comment says that one gets it."""
+    made = shutil.copytree(ALL, folder / "kubernetes")
+    file = made / "kustomization.yaml"
+    commented = rf"(?m)^# (components:|  - components/{name})$"
+    text, count = re.subn(commented, r"\1", file.read_text())
+    assert count == 2
+    file.write_text(text)
+    return made
+
+
 @pytest.fixture
 def monitored(cluster: Cluster, tmp_path: Path) -> Rendered:
-    """As the comment says that one gets it."""
-    folder = shutil.copytree(ALL, tmp_path / "kubernetes")
-    file = folder / "kustomization.yaml"
-    file.write_text(re.sub(r"(?m)^# (components:|  - components/)", r"\1", file.read_text()))
-    return Rendered(cluster, folder)
+    return Rendered(cluster, with_component(tmp_path, "podmonitor"))
+
+
+@pytest.fixture
+def publishing(cluster: Cluster, tmp_path: Path) -> Rendered:
+    return Rendered(cluster, with_component(tmp_path, "services"))
 
 
 # ------------------------------------------------------------------------------- they are taken
@@ -244,6 +256,71 @@ def test_it_has_no_limit_to_its_processor(either: Rendered) -> None:
     resources = either.container["resources"]
     assert resources["requests"].keys() == {"cpu", "memory"}
     assert resources["limits"].keys() == {"memory"}
+
+
+# ------------------------------------------------------------------------------------- Services
+
+
+def test_services_are_left_alone_where_they_cannot_be_published(whole: Rendered) -> None:
+    assert whole.config().kubernetes.services is False
+    assert not whole.pod.get("hostNetwork")
+
+
+def test_to_publish_services_it_is_in_the_network_of_the_node(
+    whole: Rendered, publishing: Rendered
+) -> None:
+    assert publishing.pod["hostNetwork"] is True
+    assert publishing.pod["dnsPolicy"] == "ClusterFirstWithHostNet"
+    assert publishing.config().kubernetes.services is True
+    assert publishing.config().source == "kubernetes"
+    kept = {"kubelet_root", "node_name", "kubeconfig", "proc"}
+    for key in kept:
+        told = [getattr(one.config().kubernetes, key) for one in (whole, publishing)]
+        assert told[0] == told[1], key
+    same = {**publishing.pod, "containers": whole.pod["containers"]}
+    for key in ("hostNetwork", "dnsPolicy"):
+        del same[key]
+    assert without_names(same) == without_names(whole.pod)
+
+
+def test_on_the_node_it_answers_to_loopback_alone_where_it_is_asked(publishing: Rendered) -> None:
+    listen = publishing.config().listen
+    assert listen == Listen("127.0.0.1", publishing.container["ports"][0]["containerPort"])
+    for name, path in (("startup", "/healthz"), ("liveness", "/healthz"), ("readiness", "/readyz")):
+        asked = publishing.container[f"{name}Probe"]["httpGet"]
+        assert asked == {"host": "127.0.0.1", "path": path, "port": "metrics"}
+
+
+def test_to_publish_services_it_may_read_them_and_no_more(
+    whole: Rendered, publishing: Rendered
+) -> None:
+    [few], [more] = (one.of_kind("ClusterRole") for one in (whole, publishing))
+    assert rights(more["rules"]) - rights(few["rules"]) == {
+        ("list", "", "services"),
+        ("watch", "", "services"),
+        ("list", "discovery.k8s.io", "endpointslices"),
+        ("watch", "discovery.k8s.io", "endpointslices"),
+    }
+    assert rights(more["rules"]) > rights(few["rules"])
+    assert more["metadata"] == few["metadata"]
+
+
+def test_an_api_server_takes_what_publishes_services(cluster: Cluster, tmp_path: Path) -> None:
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "portranger"}}
+    cluster.ask("APPLY", "/api/v1/namespaces/portranger", namespace)
+    folder = with_component(tmp_path, "services")
+    told = cluster.kubectl("apply", "-k", str(folder), "--dry-run=server").splitlines()
+    kinds = sorted(line.partition("/")[0].partition(".")[0] for line in told)
+    rendered = Rendered(cluster, folder).documents
+    assert kinds == sorted(one["kind"].lower() for one in rendered)
+    assert {one["metadata"].get("namespace", "portranger") for one in rendered} == {"portranger"}
+    assert all("app.kubernetes.io/name" in one["metadata"]["labels"] for one in rendered)
+
+
+def without_names(pod: Json) -> Json:
+    """The pod, whatever the hash in the name of its configuration."""
+    volumes = [one for one in pod["volumes"] if "configMap" not in one]
+    return {**pod, "volumes": volumes}
 
 
 def test_prometheus_finds_it(monitored: Rendered) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import queue
 import random
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -474,6 +475,10 @@ class Followed:
             if any(port.ranged for port in one.ports)
         }
 
+    def comes_to_know(self, count: int) -> bool:
+        """Whether there come to be so many Services, whatever is behind them."""
+        return eventually(lambda: self.source.heard() and len(self.look().services) == count)
+
     def comes_to(self, **expected: list[str]) -> bool:
         """Whether these come to be the ranged Services, with what is behind them; nothing but
         being woken makes us look."""
@@ -600,8 +605,7 @@ def test_services_that_come_and_go_in_haste_are_asked_for_once_in_a_while(
     with following(script, tmp_path) as followed:
         for number in range(20):
             script.tell(SERVICES, "ADDED", service(f"s-{number}", version=20 + number))
-            if followed.source.heard():
-                followed.look()
+            assert followed.comes_to_know(number + 2)
         names = {f"s-{number}": list[str]() for number in range(20)}
         assert followed.comes_to(web=[], **names)
         assert 2 <= script.count("list", SLICES) <= 4
@@ -744,3 +748,24 @@ def test_a_name_of_a_machine_is_none_of_a_service(script: Script, tmp_path: Path
         reference = found.reference("Service/ns/web")
         assert reference
         assert (reference.kind, reference.uid) == ("Service", "u-web")
+
+
+def test_it_stops_at_once_whatever_it_waits_for(script: Script, tmp_path: Path) -> None:
+    script.lists[SERVICES] = [service()]
+    with following(script, tmp_path) as followed:
+        assert followed.comes_to(web=[])
+        script.held[SLICES] = threading.Event()
+        script.tell(SERVICES, "ADDED", service("sip", version=80))
+
+        def is_waiting() -> bool:
+            if followed.source.heard():
+                followed.look()
+            return script.count("list", SLICES) == 2
+
+        assert eventually(is_waiting)
+        found = followed.source._published
+        assert found
+        began = time.monotonic()
+        found.interrupt()
+        assert found.ended(1.0)
+        assert time.monotonic() - began < 1.0

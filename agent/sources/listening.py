@@ -1,0 +1,278 @@
+"""Lists and watches the objects at one path of an API server, on a thread of its own, and hands on
+what it hears; when that breaks off it is taken up again where it was."""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from threading import Event, Lock, Thread
+from typing import Generic, Protocol, TypeVar
+
+from agent.backoff import Backoff
+from agent.errors import Failure
+from agent.log import timestamp
+from agent.sources import api
+from agent.sources.answers import Away, Denied, Gone, Missing, Object
+from agent.sources.api import Api, Listed, Query, Trim
+from rules.values import Value
+
+RETRIES = Backoff(first=0.2, longest=30.0)
+SLOWLY = 60.0  # seconds between looks for a kind that the API server does not know
+SHORT = 1.0  # seconds: a watch that lasted less was none
+FROM_CACHE = "0"  # whatever version the server has at hand: it need not ask its database
+
+Clock = Callable[[], float]
+
+
+class Trouble(Value):
+    """Why nothing is heard, and since when."""
+
+    since: float
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.why} (since {timestamp(self.since)})"
+
+
+class Subject(Value, kw_only=True):
+    """What is asked for."""
+
+    path: str
+    query: Query
+    trim: Trim
+    kind: str  # as rights name it
+    absent: str = ""  # what it means that the API server does not know the kind
+
+
+class Taker(Protocol):
+    """Who is handed what is heard."""
+
+    def take(self, listed: Listed) -> None:
+        """These are all there are."""
+
+    def hear(self, event: api.Event) -> None:
+        """This has happened since."""
+
+    def go_on(self) -> None:
+        """A watch has ended, and another has begun where it was."""
+
+
+class Listener:
+    """To one subject; what is wrong is told to who is to be woken, as what is new."""
+
+    def __init__(  # noqa: PLR0913 - the rest by name
+        self,
+        server: Api,
+        subject: Subject,
+        taker: Taker,
+        *,
+        stop: Event,
+        changed: Callable[[], None],
+        calendar: Clock = time.time,
+        slowly: float = SLOWLY,
+        since: str = FROM_CACHE,
+    ) -> None:
+        """The first list has what happened up to that version, or more."""
+        self._api, self._subject, self._taker = server, subject, taker
+        self._stop, self._changed, self._calendar = stop, changed, calendar
+        self._slowly = slowly
+        self.version = ""  # the last that was heard of; "": none, so list first
+        self._from = since  # which version a list may have; "": the newest
+        self._retries = RETRIES
+        self.listed = False
+        self.lists = self.events = 0
+        self.trouble: Trouble | None = None
+        self._thread = Thread(target=self._run, name=subject.kind, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def list_again(self) -> None:
+        """Only a list tells again what could not be taken in."""
+        self.version = ""
+
+    def interrupt(self) -> None:
+        """Whatever it waits for, it waits no longer."""
+        self._api.interrupt()
+
+    def ended(self, seconds: float) -> bool:
+        """Whether the thread is at its end within that time."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    @property
+    def requests(self) -> int:
+        return self._api.requests
+
+    @property
+    def received(self) -> int:
+        return self._api.received
+
+    # ------------------------------------------------------------------------------ the loop
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._stop.wait(self.attempt())
+        self._api.close()
+
+    def attempt(self) -> float:
+        """List if need be, and watch until it ends; how long to wait before the next time."""
+        watching: float | None = None
+        events, trouble = self.events, False
+        least = longest = 0.0
+        try:
+            again = bool(self.version)
+            if not again:
+                self._list()
+            subject = self._subject
+            happening = self._api.watch(subject.path, subject.query, self.version, subject.trim)
+            watching = time.monotonic()
+            self._out_of_trouble()
+            if again:
+                self._taker.go_on()
+            for event in happening:
+                self._hear(event)
+        except Gone:
+            # A cache may be what is behind: this time the newest is asked for.
+            self.version, self._from = "", ""
+        except Failure as failure:
+            trouble = True
+            least, longest = self._waits(failure)
+            self._in_trouble(failure)
+        except Exception as error:  # a bug must not end the only thread that listens
+            trouble = True
+            self._in_trouble(Failure(f"unexpected {type(error).__name__}: {error}"))
+        now = time.monotonic()
+        lasted = watching is not None and (now - watching >= SHORT or self.events > events)
+        if lasted:
+            self._retries = RETRIES
+            if not trouble:
+                return 0.0  # every watch ends some time
+        self._retries = self._retries.struck(max(now, self._retries.until))
+        return least + random.uniform(0, longest or self._retries.wait)  # noqa: S311 - no secret
+
+    def _list(self) -> None:
+        subject = self._subject
+        query = {**subject.query, "resourceVersion": self._from}
+        if self._from not in ("", FROM_CACHE):
+            query["resourceVersionMatch"] = "NotOlderThan"
+        listed = self._api.listed(subject.path, query, subject.trim)
+        self.lists += 1
+        self._taker.take(listed)
+        self.listed, self.trouble = True, None
+        self.version, self._from = listed.version, FROM_CACHE
+        self._changed()
+
+    def _hear(self, event: api.Event) -> None:
+        self.events += 1
+        self._taker.hear(event)
+        metadata = event.object.get("metadata")
+        version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+        if isinstance(version, str) and version:
+            self.version = version
+
+    # ----------------------------------------------------------------------------- troubles
+
+    def _in_trouble(self, failure: Failure) -> None:
+        if self._stop.is_set():
+            return
+        why = self._explained(failure)
+        if self.trouble is None or self.trouble.why != why:
+            since = self.trouble.since if self.trouble else self._calendar()
+            self.trouble = Trouble(since, why)
+            self._changed()
+
+    def _waits(self, failure: Failure) -> tuple[float, float]:
+        """The seconds to wait in any case, and at random on top; 0: as often as it failed."""
+        match failure:
+            case Away():
+                return failure.retry_after, 0.0
+            case Missing() if not self.listed:
+                return self._slowly / 2, self._slowly / 2
+            case _:
+                return 0.0, 0.0
+
+    def _out_of_trouble(self) -> None:
+        if self.trouble is not None:
+            self.trouble = None
+            self._changed()
+
+    def _explained(self, failure: Failure) -> str:
+        """What to tell the administrator."""
+        kind = self._subject.kind
+        match failure:
+            case Missing():
+                absent = self._subject.absent
+                return f"{absent}the API server knows no {kind}. They are looked for every minute"
+            case Denied() if failure.known:
+                return (
+                    f"{failure.what}. Let the agent's service account {failure.verb} {kind}"
+                    " in all namespaces"
+                )
+            case _:
+                return f"{failure.what}. {failure.fix}" if failure.fix else failure.what
+
+
+class Heard(Protocol):
+    """What tells by its content whether there is something new in it."""
+
+    @property
+    def content(self) -> object: ...
+
+
+Thing = TypeVar("Thing", bound=Heard)
+
+
+class Shelf(Generic[Thing]):
+    """What a listener has told of one kind, as far as it concerns us."""
+
+    def __init__(
+        self, read: Callable[[Object], Thing | None], turn: Lock, changed: Callable[[], None]
+    ) -> None:
+        self._read, self._turn, self._changed = read, turn, changed
+        self.things: dict[str, Thing] = {}  # whoever looks at them has the turn
+        self.age = 0  # how often something was new
+
+    def take(self, listed: Listed) -> None:
+        """These are all there are."""
+        found = {
+            _name_of(item): thing
+            for item in listed.items
+            if isinstance(item, dict) and (thing := self._read(item)) is not None
+        }
+        with self._turn:
+            self.things = found
+            self.age += 1
+
+    def hear(self, event: api.Event) -> None:
+        """This has happened since."""
+        if event.type == "BOOKMARK":
+            return
+        thing = None if event.type == "DELETED" else self._read(event.object)
+        name = _name_of(event.object)
+        with self._turn:
+            before = self.things.pop(name, None)
+            if thing is not None:
+                self.things[name] = thing
+            new = (before and before.content) != (thing and thing.content)
+            self.age += new
+        if new:
+            self._changed()
+
+    def go_on(self) -> None:
+        """Nobody else was asked for anything."""
+
+
+def troubles(*listeners: Listener) -> str:
+    """What keeps them from hearing anything, each trouble once, with when it began."""
+    since: dict[str, float] = {}
+    for one in listeners:
+        trouble = one.trouble
+        if trouble is not None:
+            since[trouble.why] = min(trouble.since, since.get(trouble.why, trouble.since))
+    return "; ".join(str(Trouble(began, why)) for why, began in sorted(since.items()))
+
+
+def _name_of(thing: Mapping[str, object]) -> str:
+    metadata = thing.get("metadata")
+    names = metadata if isinstance(metadata, dict) else {}
+    return f"{names.get('namespace')}/{names.get('name')}"

@@ -1,0 +1,271 @@
+"""The Services of a cluster, kept in view: all that hold something of a node, and what is behind
+those with ranges.
+
+Only of these are the EndpointSlices asked for, by the names of the Services; when the names change,
+whoever listens is relieved by another, and goes on until that one knows all. What cannot be
+understood keeps its last good meaning, and nothing is dropped because nobody answers.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from threading import Event, Lock
+from types import MappingProxyType
+
+from agent.sources import services, slices
+from agent.sources.api import Api
+from agent.sources.listening import FROM_CACHE, Clock, Listener, Shelf, Subject, troubles
+from agent.sources.meaning import Progress
+from agent.sources.services import Told, plain, understood
+from agent.sources.slices import Slice, endpoints, selector
+from agent.sources.vmis import Reference
+from rules.problems import Problem
+from rules.services import Endpoint, Service
+from rules.values import Value, replace
+
+RELIEF = 1.0  # seconds between two changes of whom slices are asked for
+
+Endpoints = Mapping[str, tuple[tuple[Endpoint, ...], ...]]
+
+
+class View(Value, kw_only=True):
+    """What is known of Services."""
+
+    services: tuple[Service, ...] = ()
+    endpoints: Endpoints = MappingProxyType({})
+    problems: tuple[Problem, ...] = ()
+    held: tuple[str, ...] = ()  # those that go on with their last good meaning
+
+
+class _Known(Value, kw_only=True):
+    """A Service as last read."""
+
+    told: Told
+    service: Service | None
+    problems: tuple[Problem, ...]
+
+
+class _Backs:
+    """Who listens to the slices of the Services of some names."""
+
+    def __init__(  # noqa: PLR0913 - the rest by name
+        self,
+        server: Api,
+        node: str,
+        names: frozenset[str],
+        *,
+        turn: Lock,
+        changed: Callable[[], None],
+        since: str,
+    ) -> None:
+        self.names = names
+        self._stop = Event()
+        self.shelf = Shelf(lambda thing: slices.heard(thing, node, names), turn, changed)
+        subject = Subject(
+            path=slices.PATH,
+            query={"labelSelector": selector(names)},
+            trim=slices.trimmed,
+            kind="endpointslices.discovery.k8s.io",
+        )
+        self.listener = Listener(
+            server, subject, self.shelf, stop=self._stop, changed=changed, since=since
+        )
+        self.listener.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        self.listener.interrupt()
+
+
+class Published:
+    """The Services that are, or could be, published on a node."""
+
+    def __init__(
+        self,
+        server: Api,
+        node: str,
+        changed: Callable[[], None],
+        *,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._api, self._node, self._changed, self._clock = server, node, changed, clock
+        self._turn, self._stop = Lock(), Event()
+        self._shelf: Shelf[Told] = Shelf(services.heard, self._turn, changed)
+        subject = Subject(path=services.PATH, query={}, trim=services.trimmed, kind="services")
+        self._listener = Listener(server, subject, self._shelf, stop=self._stop, changed=changed)
+        self._backs: _Backs | None = None  # who knows all of the names they were asked for
+        self._relief: _Backs | None = None  # who does not yet
+        self._ended: list[_Backs] = []  # whose threads may still run
+        self._past = (0, 0)  # requests of those who have ended, and what they received
+        self._relieved = float("-inf")
+        self.due: float | None = None  # when to attend again although nothing is new
+        self._complete = False  # whether all was known once
+        self._known: dict[str, _Known] = {}
+        self._good: dict[str, tuple[str, Service]] = {}  # what each last meant, with its UID
+        self._made: object = None  # of what the view was made
+        self._view = View()
+        self._listener.start()
+
+    # ------------------------------------------------------------------------------ listening
+
+    def answered(self) -> bool:
+        """Whether the API server has said something to everything it is to be asked, good or
+        bad."""
+        listener = self._listener
+        if not (listener.listed or listener.trouble):
+            return False
+        self.attend()
+        relief = self._relief.listener if self._relief else listener
+        return relief.listed or relief.trouble is not None
+
+    def attend(self) -> None:
+        """Ask for the slices of those that have ranges now, and no others."""
+        if not self._listener.listed:
+            return
+        with self._turn:
+            names = frozenset(one.name for one in self._shelf.things.values() if one.ranged)
+        newest = self._relief or self._backs
+        now = self._clock()
+        self.due = None
+        if names != (newest.names if newest else frozenset()):
+            if names and now < self._relieved + RELIEF:
+                self.due = self._relieved + RELIEF
+            else:
+                self._relieve(names, now)
+        if self._relief is not None and self._relief.listener.listed:
+            self._dismiss(self._backs)
+            self._backs, self._relief = self._relief, None
+
+    def _relieve(self, names: frozenset[str], now: float) -> None:
+        backs = self._backs
+        self._dismiss(self._relief)
+        self._relief = None
+        if not names:
+            self._dismiss(backs)
+            self._backs = None
+        elif backs is None or backs.names != names:
+            # Whatever server answers, it is to know what another has told of them already.
+            since = backs.listener.version if backs else ""
+            self._relief = _Backs(
+                self._api.another(),
+                self._node,
+                names,
+                turn=self._turn,
+                changed=self._changed,
+                since=since or FROM_CACHE,
+            )
+            self._relieved = now
+
+    def _dismiss(self, backs: _Backs | None) -> None:
+        if backs is None:
+            return
+        backs.end()
+        self._ended.append(backs)
+        for one in [one for one in self._ended if one.listener.ended(0)]:
+            self._ended.remove(one)
+            requests, received = self._past
+            self._past = requests + one.listener.requests, received + one.listener.received
+
+    @property
+    def _listeners(self) -> list[Listener]:
+        backs = [one for one in (self._backs, self._relief, *self._ended) if one]
+        return [self._listener, *(one.listener for one in backs)]
+
+    @property
+    def requests(self) -> int:
+        return self._past[0] + sum(one.requests for one in self._listeners)
+
+    @property
+    def received(self) -> int:
+        return self._past[1] + sum(one.received for one in self._listeners)
+
+    def interrupt(self) -> None:
+        """Whatever they wait for, they wait no longer."""
+        self._stop.set()
+        self._listener.interrupt()
+        for backs in (self._backs, self._relief):
+            if backs is not None:
+                backs.end()
+
+    def ended(self, seconds: float) -> bool:
+        """Whether all threads are at their end, each within that time."""
+        return all(one.ended(seconds) for one in self._listeners)
+
+    # -------------------------------------------------------------------------------- looking
+
+    @property
+    def unknown(self) -> str:
+        """Why nothing is known."""
+        if self._complete:
+            return ""
+        return self.away or "the Services, or what is behind them, were not listed yet"
+
+    @property
+    def away(self) -> str:
+        """Why what is known may be old."""
+        backs = [one.listener for one in (self._backs, self._relief) if one]
+        return troubles(self._listener, *backs)
+
+    def reference(self, label: str) -> Reference | None:
+        """The Service of that name, for what is to be told about it."""
+        kind, _, name = label.partition("/")
+        with self._turn:
+            thing = self._shelf.things.get(name) if kind == services.KIND else None
+        return thing.reference if thing else None
+
+    @property
+    def references(self) -> dict[str, Reference]:
+        with self._turn:
+            return {one.label: one.reference for one in self._shelf.things.values()}
+
+    def look(self, beat: Progress, *, anew: bool = False) -> View:
+        """What is known now; only Services of which something changed are read again."""
+        self.attend()
+        backs = self._backs
+        with self._turn:
+            made = self._shelf.age, backs, backs.shelf.age if backs else 0
+            seen = list(self._shelf.things.values())
+            behind = list(backs.shelf.things.values()) if backs else []
+        self._complete |= self._listener.listed and self._relief is None
+        if anew or made != self._made:
+            self._made = made
+            self._look(seen, beat, anew=anew)
+            self._view = self._viewed(behind, backs.names if backs else frozenset())
+        return self._view if self._complete else View()
+
+    def _look(self, seen: Iterable[Told], beat: Progress, *, anew: bool) -> None:
+        before, self._known = self._known, {}
+        good, self._good = self._good, {}
+        for told in sorted(seen, key=lambda one: one.label):
+            label = told.label
+            known = before.get(label)
+            if known is None or known.told.content != told.content or anew:
+                service, problems = understood(told)
+                known = _Known(told=told, service=service, problems=problems)
+                beat()
+            self._known[label] = known if known.told is told else replace(known, told=told)
+            if known.service is not None:
+                self._good[label] = told.uid, known.service
+            elif told.ranged and label in good and good[label][0] == told.uid:
+                self._good[label] = good[label]
+
+    def _viewed(self, behind: Iterable[Slice], names: frozenset[str]) -> View:
+        found: dict[str, list[Slice]] = {}
+        for some in behind:
+            found.setdefault(some.service, []).append(some)
+        meant = [one for known in self._known.values() if (one := self._meant(known, names))]
+        known = self._known.items()
+        return View(
+            services=tuple(meant),
+            endpoints={str(one): endpoints(one, found.get(str(one), ())) for one in meant},
+            problems=tuple(problem for _, one in known for problem in one.problems),
+            held=tuple(label for label, one in known if one.problems and label in self._good),
+        )
+
+    def _meant(self, known: _Known, names: frozenset[str]) -> Service | None:
+        """What a Service means now. One without a meaning, or whose slices were not asked for until
+        now, is what it is to kube-proxy: nothing else was ever published of it."""
+        told = known.told
+        good = self._good.get(told.label)
+        if good is None or (told.ranged and told.name not in names):
+            return plain(told)
+        return good[1]
