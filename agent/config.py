@@ -10,10 +10,9 @@ from typing import Any
 from agent.errors import BadConfiguration
 from rules.manifests.fields import nearest
 from rules.manifests.port_annotations import decimal
-from rules.model import Address
+from rules.model import Address, Network
 from rules.ports import HIGHEST, LOWEST, PortRange
 from rules.problems import ABSENT, Path, Problem, printable, shown
-from rules.publish import Network
 from rules.values import Value
 
 DEFAULT_FILE = "/etc/portranger/portranger.toml"

@@ -316,6 +316,9 @@ def _forwards(place: _Place, protocol: Protocol | None, ports: PortRange | None)
             None,
             None,
             None,
+            None,
+            False,
+            None,
         )
     for address in place.inside:
         yield Rule(  # type: ignore[call-arg]  # in the order of its fields, as thousands are made
@@ -330,6 +333,9 @@ def _forwards(place: _Place, protocol: Protocol | None, ports: PortRange | None)
             place.guest,
             None,
             None,
+            None,
+            None,
+            False,
             None,
         )
 

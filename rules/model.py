@@ -4,7 +4,14 @@ and the rules that lie between the two."""
 import enum
 from collections.abc import Mapping
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+)
 from types import MappingProxyType
 
 from rules.ports import PortRange
@@ -16,6 +23,7 @@ if TYPE_CHECKING:
 
 NODE = "node:self"  # what the namespace that the agent runs in is called
 Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
 InterfaceAddress = IPv4Interface | IPv6Interface
 
 
@@ -54,6 +62,7 @@ class Chain(Word):
     PREROUTING = "prerouting"
     OUTPUT = "output"
     POSTROUTING = "postrouting"
+    FORWARD = "forward"
 
 
 PLACES = {chain: place for place, chain in enumerate(Chain)}  # in output
@@ -195,8 +204,21 @@ class Lookup(Value):
     shifted: bool = False  # so that it takes another map, from port to port
 
 
+class Peers(Value):
+    """A set of addresses by its name, which stays what it is when they come and go."""
+
+    family: Family
+    key: str  # letters and digits
+
+    def __str__(self) -> str:
+        return f"peers-{self.family.value}-{self.key}"
+
+
+Members = frozenset[Network]
+
+
 class Rule(Value, kw_only=True):
-    """One NAT rule, whichever subsystem holds it.
+    """One rule, whichever subsystem holds it.
 
     In prerouting and output it sends packets to `to`: each to the port it was for or, where the
     range is shifted, to the one as far behind `to_port` as it was behind the first of `ports`. In
@@ -204,6 +226,10 @@ class Rule(Value, kw_only=True):
     is None. In the other two, None is a guard: what no other rule of the chain sends on is the
     namespace's own, whatever chains of others would do with it. With a share it takes only that
     part of the flows; with a detour, none but those.
+
+    In forward it accepts new flows between its source or destination and its peers, or drops what
+    no other rule accepts. One that accepts and names neither is for all that belongs to flows which
+    were accepted before.
     """
 
     chain: Chain
@@ -218,6 +244,9 @@ class Rule(Value, kw_only=True):
     to_port: int | None = None
     share: Share | None = None
     detour: Detour | None = None
+    peers: Peers | None = None  # who is at the other end; None: anybody
+    accepts: bool = False
+    peer: Network | None = None  # in place of a set, where the tables have none
 
     # Thousands of rules are compared and sorted at each look: as plain numbers and texts, once
     # made, that is five times as fast as by the values of the fields.
@@ -262,12 +291,21 @@ class Rule(Value, kw_only=True):
             self.owner,
             (share.of, share.client, share.at) if (share := self.share) else (),
             (way.published, way.links, way.remote) if (way := self.detour) else (),
+            self.peers.key if self.peers else "",
+            self.accepts,
+            (int(peer.network_address), peer.prefixlen) if (peer := self.peer) else (),
         )
 
     @property
     def guards(self) -> bool:
         """Whether it only keeps packets from going anywhere; it comes after all that send them."""
-        return self.to is None and self.chain is not Chain.POSTROUTING
+        return self.to is None and self.chain is not Chain.POSTROUTING and not self.accepts
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it is for flows that were accepted before; it comes first, as most packets are
+        of those."""
+        return self.accepts and self.source is None and self.destination is None
 
     @property
     def lookup(self) -> "Lookup | None":
@@ -356,6 +394,7 @@ class Observed(Value, kw_only=True):
     sysctls: Mapping[str, str] = MappingProxyType({})
     # Of nftables: the lookups that are there, with the handles of their rules; None: it has none.
     mapped: Mapping[Lookup, int] | None = None
+    sets: Mapping[Peers, Members] = MappingProxyType({})
 
 
 class Pending(Value):
@@ -369,6 +408,7 @@ class Desired(Value, kw_only=True):
     """What a namespace should hold."""
 
     rules: frozenset[Rule] = frozenset()
+    sets: Mapping[Peers, Members] = MappingProxyType({})  # that they name
     sysctls: frozenset[Sysctl] = frozenset()
     pending: tuple[Pending, ...] = ()
     kept: frozenset[Rule] = frozenset()  # not wanted now, but left where they are

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
+from rules import nft_sets
 from rules.model import Chain, Family, Lookup, Protocol, Rule
+from rules.nft_sets import SetStep
 from rules.nft_steps import (
     AddLookup,
     AddRule,
@@ -16,6 +18,7 @@ from rules.nft_steps import (
     MakeChain,
     MakeMap,
     MakeTable,
+    RuleStep,
     Step,
     steps,
 )
@@ -33,12 +36,14 @@ from rules.shapes import name, port_name
 
 NAME = "portranger"
 TABLE = {"family": "inet", "name": NAME}
-OURS = {"family": "inet", "table": NAME}
-PRIORITY = {Chain.PREROUTING: -101, Chain.OUTPUT: -101, Chain.POSTROUTING: 99}
+OURS: "Json" = {"family": "inet", "table": NAME}
+PRIORITY = {Chain.PREROUTING: -101, Chain.OUTPUT: -101, Chain.POSTROUTING: 99, Chain.FORWARD: -1}
+TYPES = {chain: "filter" if chain is Chain.FORWARD else "nat" for chain in Chain}
 NFPROTO = {Family.IP: "ipv4", Family.IP6: "ipv6"}
 ADDRESSES = {Family.IP: "ipv4_addr", Family.IP6: "ipv6_addr"}
 
 Json = dict[str, object]
+RESUMING = equal({"ct": {"key": "state"}}, ["established", "related"], "in")
 
 
 def encode(plan: Plan) -> list[Json]:
@@ -48,10 +53,13 @@ def encode(plan: Plan) -> list[Json]:
 
 def commands(found: Iterable[Step]) -> list[Json]:
     """Steps in the words of libnftables."""
-    return [_command(step) for step in found]
+    return [
+        nft_sets.command(step, OURS) if isinstance(step, SetStep) else _command(step)
+        for step in found
+    ]
 
 
-def _command(step: Step) -> Json:
+def _command(step: RuleStep) -> Json:
     match step:
         case DropTable():
             return {"delete": {"table": TABLE}}
@@ -76,8 +84,9 @@ def _command(step: Step) -> Json:
         case Fill(lookup, rules, ports):
             pairs = [*map(list, port_pairs(rules))] if ports else [element(rule) for rule in rules]
             return {"add": {"element": {**OURS, "name": map_name(lookup, ports), "elem": pairs}}}
-        case AddRule(rule, first):
-            return {put(first): {"rule": _rule(rule)}}
+        case AddRule(rule, first, behind):
+            where: Json = {"handle": behind} if behind else {}
+            return {put(first): {"rule": {**_rule(rule), **where}}}
         case AddLookup(lookup, first):
             return {put(first): {"rule": lookup_rule(lookup)}}
 
@@ -91,7 +100,7 @@ def chain_spec(chain: Chain) -> Json:
     return {
         **OURS,
         "name": chain.value,
-        "type": "nat",
+        "type": TYPES[chain],
         "hook": chain.value,
         "prio": PRIORITY[chain],
         "policy": "accept",
@@ -182,9 +191,16 @@ def lookup_verdict(lookup: Lookup) -> Json:
     return {"dnat": target}
 
 
-def itself(rule: Rule) -> str:
-    """Without a target, it is the namespace's own address that is put in."""
+def verdict_word(rule: Rule) -> str:
+    """Without a target, it is the namespace's own address that is put in; or it is a filter."""
+    if rule.chain is Chain.FORWARD:
+        return "accept" if rule.accepts else "drop"
     return "redirect" if rule.guards else "masquerade"
+
+
+def peers_end(rule: Rule) -> str:
+    """Where the addresses of peers are: who is protected is at the other end."""
+    return "saddr" if rule.destination is not None else "daddr"
 
 
 def _rule(rule: Rule) -> Json:
@@ -211,12 +227,16 @@ def _matches(rule: Rule) -> Iterator[Json]:
             yield share_json(rule.share, rule.family, rule.protocol)
     if rule.detour is not None:
         yield from detour_json(rule.detour, rule.family)
+    if rule.peers is not None:
+        yield equal(field(rule.family.value, peers_end(rule)), f"@{rule.peers}")
+    if rule.resumes:
+        yield RESUMING
 
 
 def verdict(rule: Rule) -> Json:
     """The last expression of a rule: where the packet goes, or whom it comes from."""
     if rule.to is None:
-        return {itself(rule): None}
+        return {verdict_word(rule): None}
     target: Json = {"family": rule.family.value, "addr": str(rule.to)}
     if rule.protocol is not None and rule.ports is not None and rule.to_port is not None:
         target["port"] = _target_port(rule.protocol, rule.ports, rule.to_port)

@@ -10,8 +10,10 @@ import struct
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
+from rules import nft_sets
 from rules.model import NUMBERS, OWN, Address, Chain, Family, Lookup, Rule, Share
-from rules.nft import NAME, PRIORITY, map_name, port_pairs
+from rules.nft import NAME, PRIORITY, TYPES, map_name, peers_end, port_pairs
+from rules.nft_sets import SetStep
 from rules.nft_steps import (
     AddLookup,
     AddRule,
@@ -25,6 +27,7 @@ from rules.nft_steps import (
     MakeChain,
     MakeMap,
     MakeTable,
+    RuleStep,
     Step,
 )
 from rules.nft_terms import SEED
@@ -41,7 +44,7 @@ BATCH_GENID = 1
 INET, SUBSYSTEM = 1, 10
 AT_ONCE = 200  # elements in one message: an attribute holds 64 KiB at most
 COMMENT = 0  # the kind of what nft keeps in the user data of a rule or an element
-HOOKS = {Chain.PREROUTING: 0, Chain.OUTPUT: 3, Chain.POSTROUTING: 4}
+HOOKS = {Chain.PREROUTING: 0, Chain.FORWARD: 2, Chain.OUTPUT: 3, Chain.POSTROUTING: 4}
 VERSIONS = {Family.IP: 2, Family.IP6: 10}
 IIFNAME, OIFNAME, NFPROTO, L4PROTO = 6, 7, 15, 16
 NETWORK, TRANSPORT = 1, 2  # headers
@@ -84,7 +87,11 @@ def batch(steps: Iterable[Step], generation: int | None = None) -> bytes:
     """The transaction. Only the last of its messages is acknowledged, whatever is refused is told
     anyway: a socket has no room for hundreds of answers. Where a generation of the ruleset is
     named, the kernel takes the batch only if there has been no other since."""
-    content = [one for step in steps for one in _messages(step)]
+    content = [
+        one
+        for step in steps
+        for one in (nft_sets.messages(step, OURS) if isinstance(step, SetStep) else _messages(step))
+    ]
     echoed = sum(kind == NEWRULE for kind, _, _ in content) <= MOST_ECHOED
     edge = struct.pack(">BBH", 0, 0, SUBSYSTEM)
     begin = b"" if generation is None else attribute(BATCH_GENID, _number(generation))
@@ -95,7 +102,7 @@ def batch(steps: Iterable[Step], generation: int | None = None) -> bytes:
     return b"".join([*data, _message(BATCH_END, REQUEST, edge)])
 
 
-def _messages(step: Step) -> Iterator[Message]:
+def _messages(step: RuleStep) -> Iterator[Message]:
     match step:
         case DropTable():
             yield DELTABLE, REQUEST, OURS
@@ -122,10 +129,11 @@ def _messages(step: Step) -> Iterator[Message]:
         case Fill(lookup, rules, ports):
             found = _ports(rules, whole=True) if ports else _intervals(rules, whole=True)
             yield from _elements(NEWSETELEM, REQUEST | CREATE, map_name(lookup, ports), found)
-        case AddRule(rule, first):
-            comment = attribute(7, _comment(rule.owner))
+        case AddRule(rule, first, behind):
+            rest = attribute(7, _comment(rule.owner))
+            rest += attribute(6, struct.pack(">Q", behind)) if behind else b""
             content = [*_matches(rule), COUNTER, *_verdict(rule)]
-            yield _rule(rule.chain, content, comment, first=first)
+            yield _rule(rule.chain, content, rest, first=first)
         case AddLookup(lookup, first):
             content = [*_matches(lookup), COUNTER, *_looked_up(lookup)]
             yield _rule(lookup.chain, content, first=first)
@@ -179,7 +187,7 @@ OURS = struct.pack("=BBH", INET, 0, 0) + attribute(1, _text(NAME))  # what every
 def _chain(chain: Chain) -> bytes:
     hook = _nested(4, _numbers(HOOKS[chain], PRIORITY[chain]))
     accept = attribute(5, _number(1))
-    return attribute(3, _text(chain.value)) + hook + accept + attribute(7, _text("nat"))
+    return attribute(3, _text(chain.value)) + hook + accept + attribute(7, _text(TYPES[chain]))
 
 
 def _map(lookup: Lookup) -> bytes:
@@ -285,9 +293,24 @@ def _matches(what: Rule | Lookup) -> Iterator[bytes]:
                 _compare(UP_TO, last),
             ]
         )
+    if isinstance(what, Rule):
+        yield from _filtered(what)
+
+
+def _filtered(rule: Rule) -> Iterator[bytes]:
+    """What only rules in forward compare."""
+    if rule.peers is not None:
+        source, destination, length = PLACES[rule.family]
+        yield _payload(NETWORK, source if peers_end(rule) == "saddr" else destination, length)
+        yield _expression("lookup", attribute(1, _text(str(rule.peers))), attribute(2, _number(1)))
+    if rule.resumes:
+        yield from RESUMING
 
 
 def _verdict(rule: Rule) -> Iterator[bytes]:
+    if rule.chain is Chain.FORWARD:
+        yield ACCEPT if rule.accepts else DROP
+        return
     if rule.to is None:
         yield _expression("redir" if rule.guards else "masq")
         return
@@ -366,3 +389,16 @@ def _expression(kind: str, *content: bytes) -> bytes:
 
 COUNTING = attribute(1, _text("counter")), _nested(2)
 COUNTER = _nested(1, *COUNTING)
+DROP, ACCEPT = (
+    _expression("immediate", _numbers(0), _nested(2, _nested(2, _numbers(code)))) for code in (0, 1)
+)
+RESUMING = (  # established or related
+    _expression("ct", attribute(1, _number(1)), attribute(2, _number(0))),
+    _expression(
+        "bitwise",
+        _numbers(1, 1, 4),
+        _nested(4, _value(struct.pack("=I", 2 | 4))),
+        _nested(5, _value(bytes(4))),
+    ),
+    _compare(OTHER, bytes(4)),
+)

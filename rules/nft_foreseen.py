@@ -3,19 +3,17 @@ the generation of the ruleset tells."""
 
 from collections.abc import Iterable
 
+from rules import nft_sets
 from rules.model import Live, Lookup, Observed, Rule
 from rules.nft_steps import (
     AddLookup,
     AddRule,
     DropMap,
     DropRule,
-    DropStray,
     DropTable,
     Erase,
-    EraseStray,
     Fill,
     MakeChain,
-    MakeMap,
     MakeTable,
     Step,
 )
@@ -51,7 +49,7 @@ def has_copies(observed: Observed) -> bool:
 
 def carried_out(steps: Iterable[Step], observed: Observed, handles: Iterable[int] = ()) -> Observed:
     """What there is after these steps; the kernel gave the rules among them these handles."""
-    given = iter(handles)
+    steps, given = list(steps), iter(handles)
     here = lives(observed)
     chains, mapped = set(observed.chains), dict(observed.mapped or {})
     dropped: set[int] = set()
@@ -67,14 +65,12 @@ def carried_out(steps: Iterable[Step], observed: Observed, handles: Iterable[int
                 chains.add(chain)
             case DropRule(_, handle):
                 dropped.add(handle)
-            case DropStray() | EraseStray() | MakeMap() | Erase(_, _, True) | Fill(_, _, True):
-                pass
             case DropMap(lookup):
                 spread.add(lookup)
                 mapped.pop(lookup, None)
-            case Erase(_, rules):
+            case Erase(_, rules, False):
                 gone += [here.by_rule[rule] for rule in rules]
-            case Fill(_, rules):
+            case Fill(_, rules, False):
                 new += [Live(rule, 0) for rule in rules]
             case AddRule(rule):
                 new.append(Live(rule, next(given)))
@@ -82,6 +78,8 @@ def carried_out(steps: Iterable[Step], observed: Observed, handles: Iterable[int
                 mapped[lookup] = next(given)
             case MakeTable():
                 observed = replace(observed, table=True)
+            case _:  # what it does is told by other steps, or by nft_sets
+                pass
     if dropped or spread:
         gone += [one for one in here if one.handle in dropped]
         gone += [one for one in here if not one.handle and lookup_of(one.rule) in spread]
@@ -91,6 +89,7 @@ def carried_out(steps: Iterable[Step], observed: Observed, handles: Iterable[int
         foreign=(),
         chains=frozenset(chains),
         mapped=mapped,
+        sets=nft_sets.carried_out(steps, observed.sets),
     )
 
 

@@ -7,6 +7,7 @@ them. What does not decode to a rule that we could have written is foreign.
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 
+from rules import nft_sets
 from rules.model import (
     ELEMENT,
     LINK_CHARACTERS,
@@ -18,17 +19,22 @@ from rules.model import (
     Foreign,
     Live,
     Lookup,
+    Members,
     Observed,
+    Peers,
     Protocol,
     Rule,
 )
 from rules.nft import (
     NFPROTO,
+    OURS,
+    RESUMING,
     Json,
     chain_spec,
     link_key,
     lookup_verdict,
     map_spec,
+    peers_end,
     port_map_spec,
     verb,
     verdict,
@@ -78,6 +84,13 @@ def decode(
         elements, ours = _decode_map(maps.pop(name(lookup), {}), lookup, pairs)
         found += elements
         unsound += [] if ours else [f"map {name(lookup)} is not as we make it"]
+    sets: dict[Peers, Members] = {}
+    for value in kinds.get(SET, []):
+        peers = nft_sets.named(value.get("name"))
+        members = nft_sets.decode(value, peers, OURS) if peers else None
+        if peers and members is not None:
+            sets[peers] = members
+    kinds[SET] = [one for one in kinds.get(SET, []) if nft_sets.named(one.get("name")) not in sets]
     for kind, values in {**kinds, MAP: maps.values()}.items():
         for value in values:
             if kind in (MAP, SET) and _is_name(value.get("name")):
@@ -91,6 +104,7 @@ def decode(
         table=bool(tables),
         unsound="; ".join(sorted(set(unsound))),
         mapped={} if unsound else mapped,
+        sets={} if unsound else sets,
     )
 
 
@@ -259,6 +273,9 @@ def _decode_element(
         _shifted(ports, shifts) if lookup.shifted else None,
         lookup.share,
         None,
+        None,
+        False,
+        None,
     )
     return Live(rule, 0, int(counter["packets"]), int(counter["bytes"]))
 
@@ -300,9 +317,15 @@ def _parse(chain: Chain, owner: str, expr: list[Json]) -> Rule:
     if not owner.isprintable():
         raise ValueError(owner)
     *conditions, last = expr
+    resumes = RESUMING in conditions
+    conditions = [one for one in conditions if one != RESUMING]
     families: set[Family] = set()
     target: dict[str, object] = {}
-    if last not in ({"masquerade": None}, {"redirect": None}):
+    if last in ({"accept": None}, {"drop": None}):
+        if chain is not Chain.FORWARD:
+            raise ValueError(last)
+        target["accepts"] = last == {"accept": None}
+    elif last not in ({"masquerade": None}, {"redirect": None}):
         goal = last[verb(chain)]
         if len(last) > 1 or not isinstance(goal, dict):
             raise ValueError(last)
@@ -312,9 +335,12 @@ def _parse(chain: Chain, owner: str, expr: list[Json]) -> Rule:
             target["to_port"] = _first_port(goal["port"])
     family, fields, terms = _parse_matches(chain, conditions, families)
     share = terms.share(family, fields.get("protocol"))
+    end = fields.pop("end", None)
     rule = Rule(chain=chain, family=family, owner=owner, share=share, **fields, **target)  # type: ignore[arg-type]
-    if verdict(rule) != last:
+    if verdict(rule) != last or resumes != rule.resumes:
         raise ValueError(last)
+    if end is not None and end != peers_end(rule):
+        raise ValueError(end)
     return rule
 
 
@@ -355,6 +381,13 @@ def _parse_match(
     found: dict[str, object] = {}
     if left == {"meta": {"key": "nfproto"}}:
         families.add(_FAMILIES[right])
+    elif chain is Chain.FORWARD and isinstance(right, str) and right.startswith("@"):
+        protocol, name = _payload(left)
+        peers = nft_sets.named(right[1:])
+        if peers is None or Family(protocol) is not peers.family:
+            raise ValueError(right)
+        families.add(peers.family)
+        found = {"peers": peers, "end": name}
     elif left == {"meta": {"key": link_key(chain)}}:
         found = {"interface": _text(right)}
     else:

@@ -2,20 +2,24 @@
 
 from collections.abc import Iterable, Iterator
 
+from rules import nft_sets
 from rules.model import Family, Lookup, Rule
 from rules.nft import (
     ADDRESSES,
     NAME,
     NFPROTO,
     PRIORITY,
-    itself,
+    TYPES,
     link_key,
     map_name,
+    peers_end,
     port_pairs,
     put,
     shifted_ports,
     verb,
+    verdict_word,
 )
+from rules.nft_sets import SetStep
 from rules.nft_steps import (
     AddLookup,
     AddRule,
@@ -29,7 +33,7 @@ from rules.nft_steps import (
     MakeChain,
     MakeMap,
     MakeTable,
-    Step,
+    RuleStep,
     steps,
 )
 from rules.nft_terms import destination_words, detour_words, share_words
@@ -39,10 +43,14 @@ from rules.shapes import name, port_name
 
 def script(plan: Plan) -> str:
     """The same transaction as text for `nft -f`."""
-    return "".join(f"{_line(step)}\n" for step in steps(plan))
+    lines = (
+        nft_sets.line(step, f"inet {NAME}") if isinstance(step, SetStep) else _line(step)
+        for step in steps(plan)
+    )
+    return "".join(f"{line}\n" for line in lines)
 
 
-def _line(step: Step) -> str:
+def _line(step: RuleStep) -> str:
     match step:
         case DropTable():
             return f"delete table inet {NAME}"
@@ -50,7 +58,7 @@ def _line(step: Step) -> str:
             return f"{'create' if exclusive else 'add'} table inet {NAME}"
         case MakeChain(chain):
             return (
-                f"add chain inet {NAME} {chain.value} {{ type nat hook {chain.value}"
+                f"add chain inet {NAME} {chain.value} {{ type {TYPES[chain]} hook {chain.value}"
                 f" priority {PRIORITY[chain]}; policy accept; }}"
             )
         case DropRule(chain, handle):
@@ -70,8 +78,9 @@ def _line(step: Step) -> str:
         case Fill(lookup, rules, ports):
             pairs = ", ".join(_pair_words(rules) if ports else map(_element_words, rules))
             return f"add element inet {NAME} {map_name(lookup, ports)} {{ {pairs} }}"
-        case AddRule(rule, first):
-            return f"{put(first)} rule inet {NAME} {rule.chain.value} {statement(rule)}"
+        case AddRule(rule, first, behind):
+            at = f" handle {behind}" if behind else ""
+            return f"{put(first)} rule inet {NAME} {rule.chain.value}{at} {statement(rule)}"
         case AddLookup(lookup, first):
             where = f"{put(first)} rule inet {NAME} {lookup.chain.value}"
             return f"{where} {lookup_statement(lookup)}"
@@ -94,8 +103,12 @@ def statement(rule: Rule) -> str:
             words.append(share_words(rule.share, rule.family, rule.protocol))
     if rule.detour is not None:
         words.append(detour_words(rule.detour, rule.family))
+    if rule.peers is not None:
+        words.append(f"{rule.family.value} {peers_end(rule)} @{rule.peers}")
+    if rule.resumes:
+        words.append("ct state established,related")
     words.append("counter")
-    words.append(itself(rule) if rule.to is None else _translation(rule))
+    words.append(verdict_word(rule) if rule.to is None else _translation(rule))
     words.append(f'comment "{rule.owner}"')
     return " ".join(words)
 

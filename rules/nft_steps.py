@@ -2,9 +2,11 @@
 as a command of libnftables or a line of a script (rules/nft.py), or as bytes (rules/nft_batch.py).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
-from rules.model import ELEMENT, MAP, RULE, SET, Chain, Foreign, Live, Lookup, Rule
+from rules import nft_sets
+from rules.model import ELEMENT, MAP, RULE, SET, Chain, Foreign, Live, Lookup, Peers, Rule
+from rules.nft_sets import SetStep
 from rules.plan import Plan, Table
 from rules.shapes import count, lookup_of
 from rules.values import Value
@@ -78,10 +80,11 @@ class Fill(Value):
 
 
 class AddRule(Value):
-    """To its chain, behind all others, or before them."""
+    """To its chain, behind all others, or before them, or right behind the one with that handle."""
 
     rule: Rule
     first: bool = False
+    behind: int = 0
 
 
 class AddLookup(Value):
@@ -91,7 +94,7 @@ class AddLookup(Value):
     first: bool = False
 
 
-Step = (
+RuleStep = (
     DropTable
     | MakeTable
     | MakeChain
@@ -105,6 +108,7 @@ Step = (
     | AddRule
     | AddLookup
 )
+Step = RuleStep | SetStep
 
 
 def steps(plan: Plan) -> list[Step]:
@@ -117,7 +121,9 @@ def steps(plan: Plan) -> list[Step]:
     elif plan.table is Table.CREATE:
         found += [MakeTable(exclusive=True)]
     found += [MakeChain(chain) for chain in _new_chains(plan)]
-    if plan.table is not Table.REMAKE:
+    remade = plan.table is Table.REMAKE
+    found += nft_sets.entering({} if remade else plan.sets_before, plan.sets)
+    if not remade:
         found += _strangers(plan)
         found += _deleted(plan)
         found += [DropMap(*each) for lookup in plan.spreading for each in _maps(lookup)]
@@ -127,12 +133,23 @@ def steps(plan: Plan) -> list[Step]:
     found += [MakeMap(*each) for lookup in plan.gathering for each in _maps(lookup)]
     for lookup, rules in elements.items():
         found += [Fill(one, rules, ports) for one, ports in _maps(lookup)]
-    guarded = _guarded(plan)
-    forwards = [rule for rule in written if not rule.guards]
-    found += [AddRule(rule, rule.chain in guarded) for rule in forwards]
+    guarded, resuming = _guarded(plan), _resuming(plan)
+    found += [AddRule(rule, rule.chain in guarded) for rule in written if rule.resumes]
+    for rule in written:
+        if not rule.guards and not rule.resumes:
+            behind = resuming if rule.chain is Chain.FORWARD else 0
+            found.append(AddRule(rule, rule.chain in guarded and not behind, behind))
     found += [AddLookup(lookup, lookup.chain in guarded) for lookup in plan.gathering]
     found += [AddRule(rule) for rule in written if rule.guards]
+    found += [] if remade else nft_sets.leaving(plan.sets_before, plan.sets)
     return found
+
+
+def _resuming(plan: Plan) -> int:
+    """The handle of the rule in forward that is for most packets, so that others come behind it."""
+    if plan.table is not Table.KEEP:
+        return 0
+    return next((live.handle for live in plan.unchanged if live.rule.resumes), 0)
 
 
 def _maps(lookup: Lookup) -> list[tuple[Lookup, bool]]:
@@ -155,16 +172,22 @@ def in_turn(plan: Plan) -> list[list[Step]]:
     between were not forwarded.
     """
     found = steps(plan)
-    if plan.table is not Table.KEEP or not plan.gathering:
+    if plan.table is not Table.KEEP or not (plan.gathering or plan.sets.keys() - plan.sets_before):
         return [found] if found else []
     served = count(live.rule for live in (*plan.unchanged, *(old for old, _ in plan.change)))
     maps = {lookup for lookup in plan.gathering if served[lookup]}
-    first = [step for step in found if _fills(step) in maps]
+    new = plan.sets.keys() - plan.sets_before
+    first = [step for step in found if _fills(step) in maps or _is_of(step, new)]
     strangers = _strangers(plan)
     if first and any(isinstance(step, DropStray) for step in strangers):
         first = [*strangers, *first]  # one of them may have the name of such a map
     rest = [step for step in found if step not in first]
     return [part for part in (first, rest) if part]
+
+
+def _is_of(step: Step, new: Set[Peers]) -> bool:
+    """Whether it makes or fills one of these sets."""
+    return isinstance(step, nft_sets.MakeSet | nft_sets.Join) and step.peers in new
 
 
 def _fills(step: Step) -> Lookup | None:

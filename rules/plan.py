@@ -6,7 +6,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from rules.model import Chain, Desired, Family, Foreign, Live, Lookup, Observed, Rule
+from rules.model import (
+    Chain,
+    Desired,
+    Family,
+    Foreign,
+    Live,
+    Lookup,
+    Members,
+    Observed,
+    Peers,
+    Rule,
+)
 from rules.ports import ALL_PORTS, PortRange, coalesce
 from rules.shapes import Lives, gathered, lives, lookup_of, name, weight
 from rules.values import Value
@@ -46,6 +57,8 @@ class Plan(Value, kw_only=True):
     sysctls: tuple[SysctlChange, ...] = ()
     mapped: Mapping[Lookup, int] = MappingProxyType({})  # as observed, for nftables
     maps: frozenset[Lookup] = frozenset()  # what is to be a map afterwards
+    sets_before: Mapping[Peers, Members] = MappingProxyType({})  # as observed, for nftables
+    sets: Mapping[Peers, Members] = MappingProxyType({})  # as they are to be
 
     @property
     def empty(self) -> bool:
@@ -56,14 +69,20 @@ class Plan(Value, kw_only=True):
     def same_rules(self) -> bool:
         """Whether the rules need nothing done."""
         written = self.chains or self.add or self.change or self.remove or self.leftovers
-        return self.table is Table.KEEP and not written and self.maps == self.mapped.keys()
+        same = self.maps == self.mapped.keys() and self.sets == self.sets_before
+        return self.table is Table.KEEP and not written and same
 
     @property
     def only_adds(self) -> bool:
         """Whether nothing that is there goes."""
         anew = self.table in (Table.REMAKE, Table.DELETE)
-        gone = anew or self.change or self.remove or self.leftovers
+        gone = anew or self.change or self.remove or self.leftovers or self._leave()
         return not gone and not self.spreading and (not self.gathering or not self.unchanged)
+
+    def _leave(self) -> bool:
+        """Whether addresses go from sets."""
+        nobody: Members = frozenset()
+        return any(not was <= self.sets.get(one, nobody) for one, was in self.sets_before.items())
 
     @property
     def gathering(self) -> list[Lookup]:
@@ -108,7 +127,20 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
         ),
         mapped=observed.mapped or {},
         maps=_maps(live, surplus, missing, observed),
+        sets_before=observed.sets,
+        sets=_sets(desired, unchanged, observed),
     )
+
+
+def _sets(
+    desired: Desired, unchanged: Iterable[Live], observed: Observed
+) -> Mapping[Peers, Members]:
+    """As desired, and those of rules that stay although they are not."""
+    if not desired.sets and not observed.sets:
+        return observed.sets
+    stay = {live.rule.peers for live in unchanged if live.rule.peers is not None}
+    left = {one: now for one, now in observed.sets.items() if one in stay}
+    return {**left, **desired.sets}
 
 
 def _lacking(desired: Desired, observed: Observed) -> tuple[Chain, ...]:
@@ -232,4 +264,4 @@ def _by_port(rule: Rule) -> tuple[object, ...]:
 
 def _place(rule: Rule) -> tuple[object, ...]:
     """Rules that differ in this are never one rule before and after a change."""
-    return rule.chain, rule.family, rule.protocol, rule.to is None
+    return rule.chain, rule.family, rule.protocol, rule.to is None, rule.accepts, rule.peers

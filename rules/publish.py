@@ -8,7 +8,6 @@ matter here either.
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from ipaddress import IPv4Network, IPv6Network
 
 from rules.allotment import holder_of, name_of, wishes
 from rules.desired import is_global, label
@@ -19,6 +18,7 @@ from rules.model import (
     Desired,
     Detour,
     Family,
+    Network,
     Pending,
     Protocol,
     Rule,
@@ -35,8 +35,6 @@ from rules.values import Value
 NUMBERS = 256  # of clients that are to keep their endpoints: each endpoint gets some
 ROUTER_NEWS = "net.ipv6.conf.{}.accept_ra"
 RESERVED = "net.ipv4.ip_local_reserved_ports"
-
-Network = IPv4Network | IPv6Network
 
 
 class Publishing(Value, kw_only=True):
