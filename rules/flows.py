@@ -2,9 +2,21 @@
 now, and those that would keep a newly forwarded UDP port from being forwarded. No others."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
-from rules.model import FORWARDED, NUMBERS, OWN, Address, Chain, Family, Live, Protocol, Rule
+from rules.model import (
+    FORWARDED,
+    NUMBERS,
+    OWN,
+    Address,
+    Chain,
+    Family,
+    Live,
+    Members,
+    Peers,
+    Protocol,
+    Rule,
+)
 from rules.plan import Plan
 from rules.ports import ALL_PORTS, PortRange, coalesce, subtract
 from rules.values import Value
@@ -18,6 +30,8 @@ class Flow(Value, kw_only=True):
     port: int
     destination: Address
     answerer: Address
+    sender: Address | None = None
+    answering_port: int = 0  # where it was translated to
 
 
 class Forgotten(Value, kw_only=True):
@@ -59,6 +73,35 @@ class Forgotten(Value, kw_only=True):
         return flow.answerer not in self.endpoints and not own
 
 
+class Forbidden(Value, kw_only=True):
+    """Flows of a machine, in one direction, that no rule would let begin now."""
+
+    family: Family
+    guest: Address
+    incoming: bool
+    allowed: tuple[tuple[Members | None, Protocol | None, PortRange | None], ...]
+
+    def holds(self, flow: Flow, own: Set[Address]) -> bool:
+        """Whether the flow is one of them; what programs of the namespace itself send the guest is
+        nobody's to forbid."""
+        if flow.family is not self.family or flow.sender is None:
+            return False
+        if self.incoming:
+            if flow.answerer != self.guest or flow.sender in own:
+                return False
+            peer, port = flow.sender, flow.answering_port
+        else:
+            if flow.sender != self.guest or flow.answerer in own:
+                return False
+            peer, port = flow.destination, flow.port
+        return not any(
+            (who is None or any(peer in network for network in who))
+            and (protocol is None or flow.protocol == NUMBERS[protocol])
+            and (ports is None or port in ports)
+            for who, protocol, ports in self.allowed
+        )
+
+
 KNOWN = frozenset(NUMBERS[protocol] for protocol in FORWARDED)
 TRANSLATING = (Chain.PREROUTING, Chain.OUTPUT)
 
@@ -66,8 +109,9 @@ TRANSLATING = (Chain.PREROUTING, Chain.OUTPUT)
 _Way = tuple[Family, Protocol | None, Address | None, int | None, Address | None]
 
 
-def forgotten(plan: Plan) -> tuple[Forgotten, ...]:
-    """What a plan takes away or points elsewhere, and what would shadow its new UDP ports."""
+def forgotten(plan: Plan) -> tuple[Forgotten | Forbidden, ...]:
+    """What a plan takes away or points elsewhere, what would shadow its new UDP ports, and what it
+    forbids."""
     gone_rules = [*plan.remove, *plan.leftovers, *(live for live, _ in plan.change)]
     before = _ways(old.rule for old in gone_rules if isinstance(old, Live))
     new = _ways([*plan.add, *(rule for _, rule in plan.change)])
@@ -85,10 +129,50 @@ def forgotten(plan: Plan) -> tuple[Forgotten, ...]:
         for (family, protocol, _, _, at), ports in new.items()
         if protocol is Protocol.UDP and (fresh := subtract(ports, _at(before, family, at)))
     ]
-    if any(rule.guards for rule in plan.add):
+    if any(rule.guards and rule.chain in TRANSLATING for rule in plan.add):
         stay = [live.rule for live in plan.unchanged]
         found += _strays(_ways([*stay, *plan.add, *(rule for _, rule in plan.change)]))
-    return tuple(found)
+    return (*found, *_forbidden(plan))
+
+
+def _forbidden(plan: Plan) -> list[Forbidden]:
+    """Where filters changed: of every guest that is guarded, what is not accepted now."""
+    written = [*plan.add, *(rule for _, rule in plan.change)]
+    old = [one.rule for one in plan.remove if isinstance(one, Live)]
+    old += [live.rule for live, _ in plan.change]
+    filters = any(rule.chain is Chain.FORWARD for rule in (*written, *old))
+    if not filters and plan.sets == plan.sets_before:
+        return []
+    now = [*written, *(live.rule for live in plan.unchanged)]
+    return forbidden([rule for rule in now if rule.chain is Chain.FORWARD], plan.sets)
+
+
+def forbidden(rules: Sequence[Rule], sets: Mapping[Peers, Members]) -> list[Forbidden]:
+    """The flows that these rules in forward would not let begin."""
+    found: list[Forbidden] = []
+    for guard in rules:
+        guest = guard.destination or guard.source
+        if not guard.guards or guest is None:
+            continue
+        accepting = [
+            (_whom(rule, sets), rule.protocol, rule.ports)
+            for rule in rules
+            if rule.accepts
+            and not rule.resumes
+            and (rule.family, rule.source, rule.destination)
+            == (guard.family, guard.source, guard.destination)
+        ]
+        incoming = guard.destination is not None
+        found.append(
+            Forbidden(family=guard.family, guest=guest, incoming=incoming, allowed=tuple(accepting))
+        )
+    return found
+
+
+def _whom(rule: Rule, sets: Mapping[Peers, Members]) -> Members | None:
+    if rule.peer is not None:
+        return frozenset([rule.peer])
+    return sets.get(rule.peers, frozenset()) if rule.peers is not None else None
 
 
 def _meeting(rules: Iterable[Rule], taken: Iterable[Iterable[PortRange]]) -> Iterator[Rule]:

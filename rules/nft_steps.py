@@ -149,7 +149,7 @@ def _resuming(plan: Plan) -> int:
     """The handle of the rule in forward that is for most packets, so that others come behind it."""
     if plan.table is not Table.KEEP:
         return 0
-    return next((live.handle for live in plan.unchanged if live.rule.resumes), 0)
+    return max((live.handle for live in plan.unchanged if live.rule.resumes), default=0)
 
 
 def _maps(lookup: Lookup) -> list[tuple[Lookup, bool]]:

@@ -3,12 +3,26 @@
 from collections.abc import Sequence
 from math import isfinite
 
-from rules.model import OWN, RULE, Chain, Detour, Foreign, Live, Lookup, Rule, Share
+from rules.model import (
+    OWN,
+    RULE,
+    Chain,
+    Detour,
+    Foreign,
+    Live,
+    Lookup,
+    Members,
+    Network,
+    Peers,
+    Rule,
+    Share,
+)
 from rules.plan import Plan, Table, order
 from rules.problems import ABSENT, Problem, shown
 from rules.shapes import count
 
 FORMAT_VERSION = "1.0"
+NAMED = 10  # members of a set in a line
 
 Json = dict[str, object]
 
@@ -38,6 +52,7 @@ def plan_text(plan: Plan) -> list[str]:
     if _deletes_only_the_table(plan):
         lines.append("- an empty table")
     lines += _aligned([_line(*entry) for entry in _entries(plan)])
+    lines += [_set_line(one) for one in _set_changes(plan)]
     lines += [f"~ chain {chain.value} is put back" for chain in _put_back(plan)]
     lines += [f"~ {words}" for words in _reshaped(plan).values()]
     lines += _aligned(
@@ -80,6 +95,7 @@ def rule_json(rule: Rule) -> Json:
         "destination": destination(rule) if rule.destination else None,
         "to": str(rule.to) if rule.to else None,
         "to_port": str(rule.to_ports) if rule.to_ports else None,
+        "peers": str(rule.peers or rule.peer) if rule.peers or rule.peer else None,
         "share": share(rule.share) if rule.share else None,
         "sent_back": list(rule.detour.links) or None if rule.detour else None,
         "sent_on": [str(one) for one in rule.detour.remote] or None if rule.detour else None,
@@ -125,9 +141,11 @@ def live_text(live: Sequence[Live]) -> list[str]:
 def rule_words(rule: Rule) -> list[str]:
     """A rule in the columns of a line: where, what, where to, whose."""
     what = f"{rule.protocol.value} {rule.ports}" if rule.protocol else "everything"
-    if rule.source is not None:
+    if rule.chain is Chain.FORWARD:
+        what = _filtered(rule, what)
+    elif rule.source is not None:
         what += f" from {rule.source}"
-    if rule.destination is not None:
+    if rule.destination is not None and rule.chain is not Chain.FORWARD:
         what += f" to {destination(rule)}"
     if rule.share is not None:
         what += f" ({share(rule.share)})"
@@ -136,6 +154,16 @@ def rule_words(rule: Rule) -> list[str]:
     if rule.interface is not None:
         what += f" {'via' if rule.chain is Chain.POSTROUTING else 'on'} {rule.interface}"
     return [rule.family.value, rule.chain.value, what, f"-> {target(rule)}", rule.owner]
+
+
+def _filtered(rule: Rule, what: str) -> str:
+    """What a rule in forward is about, and between whom."""
+    if rule.resumes:
+        return "what belongs to open flows"
+    others = rule.peers or rule.peer or "anybody"
+    if rule.destination is not None:
+        return f"{what} to {rule.destination} from {others}"
+    return f"{what} from {rule.source} to {others}"
 
 
 def destination(rule: Rule) -> str:
@@ -158,6 +186,8 @@ def detour(way: Detour) -> str:
 
 def target(rule: Rule) -> str:
     """Where a rule sends a packet, or whose address it gives it."""
+    if rule.chain is Chain.FORWARD:
+        return action(rule)
     if rule.to is None:
         return "itself (guard)" if rule.guards else "masquerade"
     if rule.chain is Chain.POSTROUTING:
@@ -166,7 +196,9 @@ def target(rule: Rule) -> str:
 
 
 def action(rule: Rule) -> str:
-    """What kind of translation a rule is."""
+    """What a rule does with a packet."""
+    if rule.chain is Chain.FORWARD:
+        return "accept" if rule.accepts else "drop"
     if rule.chain is not Chain.POSTROUTING:
         return "guard" if rule.guards else "dnat"
     return "masquerade" if rule.to is None else "snat"
@@ -241,6 +273,7 @@ def _was(before: Rule, after: Rule) -> str:
             ("target", before.to, after.to),
             ("target port", before.to_ports, after.to_ports),
             ("owner", before.owner, after.owner),
+            ("peers", before.peers or before.peer, after.peers or after.peer),
             ("share", before.share and share(before.share), after.share and share(after.share)),
             ("way", before.detour and detour(before.detour), after.detour and detour(after.detour)),
         )
@@ -268,9 +301,17 @@ def _changes(plan: Plan) -> list[Json]:
                 "after": rule_json(rule) if rule else None,
             }
         )
+    for peers, was, now in _set_changes(plan):
+        named: Json = {
+            "kind": "set",
+            "before": _set_json(peers, was),
+            "after": _set_json(peers, now),
+        }
+        what = "add" if was is None else "remove" if now is None else "change"
+        changes.append({"action": what, "netns": plan.netns, **named})
     for chain in _put_back(plan):
-        named: Json = {"kind": "chain", "before": {}, "after": {"chain": chain.value}}
-        changes.append({"action": "change", "netns": plan.netns, **named})
+        chained: Json = {"kind": "chain", "before": {}, "after": {"chain": chain.value}}
+        changes.append({"action": "change", "netns": plan.netns, **chained})
     for lookup, words in _reshaped(plan).items():
         shape: Json = {"kind": "shape", "before": {}, "after": {"map": lookup in plan.maps}}
         changes.append({"action": "change", "netns": plan.netns, **shape, "what": words})
@@ -278,6 +319,47 @@ def _changes(plan: Plan) -> list[Json]:
         left: Json = {"kind": "leftover", "before": _before(old), "after": None}
         changes.append({"action": "remove", "netns": plan.netns, **left})
     return changes
+
+
+_SetChange = tuple[Peers, Members | None, Members | None]
+
+
+def _set_changes(plan: Plan) -> list[_SetChange]:
+    """The sets that change, as they were and as they are to be."""
+    before, after = plan.sets_before, plan.sets
+    if plan.table is Table.DELETE:
+        after = {}
+    both = sorted({*before, *after}, key=str)
+    found = [(one, before.get(one), after.get(one)) for one in both]
+    return [each for each in found if each[1] != each[2]]
+
+
+def _set_line(change: _SetChange) -> str:
+    peers, was, now = change
+    if was is None:
+        return f"+ set {peers}: {_members(now or frozenset())}"
+    if now is None:
+        return f"- set {peers}"
+    came, went = now - was, was - now
+    parts = [f"+ {_members(came)}"] if came else []
+    parts += [f"- {_members(went)}"] if went else []
+    return f"~ set {peers}: {'; '.join(parts)}"
+
+
+def _members(members: Members) -> str:
+    found = [str(one) for one in _sorted(members)]
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return ", ".join(found[:NAMED]) + more or "nobody"
+
+
+def _sorted(members: Members) -> list[Network]:
+    return sorted(members, key=lambda one: (int(one.network_address), one.prefixlen))
+
+
+def _set_json(peers: Peers, members: Members | None) -> Json | None:
+    if members is None:
+        return None
+    return {"name": str(peers), "members": [str(one) for one in _sorted(members)]}
 
 
 def _put_back(plan: Plan) -> list[Chain]:

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 from agent.kernel import sysctl
 from agent.kernel.netlink import NLM_F_ACK, NLM_F_DUMP, Attributes, ask, attribute, attributes
-from rules.flows import Flow, Forgotten
+from rules.flows import Flow, Forbidden, Forgotten
 from rules.model import Address, Family
 
 NETLINK_NETFILTER = 12
@@ -17,7 +17,7 @@ CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_ID, CTA_ZONE = 1, 2, 12, 18
 CTA_TUPLE_IP, CTA_TUPLE_PROTO = 1, 2
 CTA_IP_SRC = {Family.IP: 1, Family.IP6: 3}
 CTA_IP_DST = {Family.IP: 2, Family.IP6: 4}
-CTA_PROTO_NUM, CTA_PROTO_DST_PORT = 1, 3
+CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT = 1, 2, 3
 VERSIONS = {Family.IP: socket.AF_INET, Family.IP6: socket.AF_INET6}
 FAMILIES = {int(version): family for family, version in VERSIONS.items()}
 COUNT = "net.netfilter.nf_conntrack_count"
@@ -30,7 +30,7 @@ class Conntrack:
     def __init__(self) -> None:
         self._netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
 
-    def forget(self, due: Sequence[Forgotten], own: Set[Address]) -> int:
+    def forget(self, due: Sequence[Forgotten | Forbidden], own: Set[Address]) -> int:
         """Forget these flows of a namespace with these addresses, all in one pass; returns how
         many there were."""
         return sum(
@@ -54,15 +54,20 @@ def _flows(netlink: socket.socket) -> Iterator[tuple[Flow, Attributes]]:
         family = FAMILIES[header[0]]
         original, reply = _nested(entry, CTA_TUPLE_ORIG), _nested(entry, CTA_TUPLE_REPLY)
         protocol = _nested(original, CTA_TUPLE_PROTO)
-        port = protocol.get(CTA_PROTO_DST_PORT, b"\0\0")
         flow = Flow(
             family=family,
             protocol=protocol[CTA_PROTO_NUM][0],
-            port=int(struct.unpack(">H", port)[0]),
+            port=_port(protocol, CTA_PROTO_DST_PORT),
             destination=ip_address(_nested(original, CTA_TUPLE_IP)[CTA_IP_DST[family]]),
             answerer=ip_address(_nested(reply, CTA_TUPLE_IP)[CTA_IP_SRC[family]]),
+            sender=ip_address(_nested(original, CTA_TUPLE_IP)[CTA_IP_SRC[family]]),
+            answering_port=_port(_nested(reply, CTA_TUPLE_PROTO), CTA_PROTO_SRC_PORT),
         )
         yield flow, entry
+
+
+def _port(protocol: Attributes, which: int) -> int:
+    return int.from_bytes(protocol.get(which, b"\0\0"), "big")
 
 
 def _nested(entry: Attributes, kind: int) -> Attributes:

@@ -20,7 +20,7 @@ from agent.kernel.kinds import Generation, Glimpse, Known
 from agent.kernel.nftables import Nftables, generation_of, kubevirt_in, netlink
 from agent.kernel.node import look
 from agent.kernel.pods import POD, Pods
-from rules.flows import Forgotten, forgotten, unmade
+from rules.flows import Forbidden, Forgotten, forgotten, unmade
 from rules.model import NODE, Address, Family, Foreign, Observed, Rule, Surroundings
 from rules.plan import Plan, Table
 from rules.publish import Node
@@ -158,7 +158,7 @@ class LiveNamespace:
     def sweep(self, rules: Iterable[Rule]) -> None:
         self._forget(lambda: unmade(rules))
 
-    def _forget(self, due: Callable[[], Sequence[Forgotten]]) -> None:
+    def _forget(self, due: Callable[[], Sequence[Forgotten | Forbidden]]) -> None:
         with self._inside():
             if is_idle():
                 return
@@ -203,7 +203,10 @@ class LiveNamespace:
 
 
 def _forget(
-    conntrack: Conntrack, due: Callable[[], Sequence[Forgotten]], own: Set[Address], netns: str
+    conntrack: Conntrack,
+    due: Callable[[], Sequence[Forgotten | Forbidden]],
+    own: Set[Address],
+    netns: str,
 ) -> int:
     found = due()
     try:
