@@ -1,11 +1,14 @@
 """A packet's way through a set of rules: the oracle of the tests, and what `explain` answers."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from rules.desired import LOOPBACK
-from rules.model import OWN, Address, Chain, Family, Protocol, Rule
+from rules.model import OWN, Address, Chain, Family, Members, Peers, Protocol, Rule
 from rules.render import share
 from rules.values import Value, replace
+
+NOBODY: Mapping[Peers, Members] = MappingProxyType({})
 
 
 class Packet(Value, kw_only=True):
@@ -46,7 +49,11 @@ def traced(rules: Iterable[Rule], chain: Chain, packet: Packet) -> list[Rule]:
 
 
 def explained(
-    rules: Sequence[Rule], protocol: Protocol, port: int, sender: Address | None
+    rules: Sequence[Rule],
+    protocol: Protocol,
+    port: int,
+    sender: Address | None,
+    sets: Mapping[Peers, Members] = NOBODY,
 ) -> Iterator[str]:
     """In words, what becomes of a new flow to that port; without a sender, of one from anywhere."""
     if not rules:
@@ -58,7 +65,9 @@ def explained(
     for packet, chain, place in flows:
         found = traced(rules, chain, packet)
         flow = f"{NAMES[packet.family]} {protocol.value}/{port} {place}"
-        fate = " or ".join(_fate(rule, packet) for rule in found)
+        fate = " or ".join(
+            _fate(rule, packet) + _judged(rules, sets, rule, packet) for rule in found
+        )
         yield f"{flow}: {fate or _why_not(rules, chain, packet)}"
 
 
@@ -123,11 +132,74 @@ def _fate(rule: Rule, packet: Packet) -> str:
     if rule.chain is Chain.POSTROUTING:
         return f"leaves with the address of the link it leaves on, by the rule of {rule.owner}"
     to = f"[{rule.to}]" if packet.family is Family.IP6 else str(rule.to)
-    port = packet.port
-    if rule.ports is not None and rule.to_port is not None:
-        port += rule.to_port - rule.ports.first
+    port = _to_port(rule, packet)
     part = f" ({share(rule.share)})" if rule.share else ""
     return f"goes to {to}:{port}{part}, by the rule for {what} of {rule.owner}"
+
+
+def admitting(
+    rules: Iterable[Rule],
+    sets: Mapping[Peers, Members],
+    packet: Packet,
+    peer: Address | None,
+) -> list[Rule] | None:
+    """The rules in forward that let a new flow pass: to the guest that is its destination, or from
+    the one that is its source; None: nothing is forbidden to that guest. A peer of None is any that
+    some rule knows."""
+    there = [
+        rule
+        for rule in rules
+        if rule.chain is Chain.FORWARD
+        and not rule.resumes
+        and (rule.destination, rule.source) == (packet.destination, packet.source)
+    ]
+    if not any(rule.guards for rule in there):
+        return None
+    return [
+        rule
+        for rule in there
+        if rule.accepts
+        and rule.protocol in (None, packet.protocol)
+        and (rule.ports is None or packet.port in rule.ports)
+        and _knows(rule, sets, peer)
+    ]
+
+
+def _knows(rule: Rule, sets: Mapping[Peers, Members], peer: Address | None) -> bool:
+    if peer is None:
+        return True
+    if rule.peers is not None:
+        return any(peer in network for network in sets.get(rule.peers, ()))
+    return rule.peer is None or peer in rule.peer
+
+
+def _judged(
+    rules: Sequence[Rule], sets: Mapping[Peers, Members], rule: Rule, packet: Packet
+) -> str:
+    """What policies say to a flow that a rule would translate."""
+    incoming = rule.chain is Chain.PREROUTING and rule.to is not None
+    if incoming:
+        behind = _to_port(rule, packet)
+        asked = replace(packet, port=behind, source=None, destination=rule.to, interface=None)
+        found = admitting(rules, sets, asked, packet.source)
+    elif rule.chain is Chain.POSTROUTING and packet.source is not None:
+        asked = replace(packet, destination=None, interface=None)
+        found = admitting(rules, sets, asked, None)
+    else:
+        return ""
+    if found is None:
+        return ""
+    way = "in" if incoming else "out"
+    if not found:
+        return f"; but no policy lets it {way}: it is dropped"
+    whom = "" if incoming and packet.source is not None else " for some"
+    return f"; {' and '.join(sorted({one.owner for one in found}))} lets it {way}{whom}"
+
+
+def _to_port(rule: Rule, packet: Packet) -> int:
+    if rule.ports is None or rule.to_port is None:
+        return packet.port
+    return packet.port + rule.to_port - rule.ports.first
 
 
 def _why_not(rules: Sequence[Rule], chain: Chain, packet: Packet) -> str:
