@@ -55,6 +55,12 @@ class Kubernetes(Value, kw_only=True):
     services: bool = True  # whether Services with port ranges are published on the node
 
 
+class Policy(Value, kw_only=True):
+    """Whether NetworkPolicies are enforced."""
+
+    enforce: bool | None = None  # None: those of files are; in a cluster its network plugin does it
+
+
 class Config(Value, kw_only=True):
     """All that `portranger run` is told."""
 
@@ -66,6 +72,13 @@ class Config(Value, kw_only=True):
     resync_seconds: int = 600
     node_ports: NodePorts = NodePorts()
     kubernetes: Kubernetes = Kubernetes()
+    policy: Policy = Policy()
+
+    @property
+    def enforces(self) -> bool:
+        """Whether NetworkPolicies are enforced."""
+        given = self.policy.enforce
+        return self.source == "files" if given is None else given
 
 
 def load(path: str | None, default: str = DEFAULT_FILE) -> Config:
@@ -364,6 +377,7 @@ _TABLES: dict[str, tuple[Callable[..., Value], dict[str, Reader]]] = {
             "services": _truth,
         },
     ),
+    "policy": (Policy, {"enforce": _truth}),
 }
 _TOP: dict[str, Reader] = {
     "source": _one_of("files", "kubernetes"),

@@ -35,6 +35,7 @@ from agent.sources.meaning import Meaning, Source, Tiding
 from agent.sources.store import Store
 from agent.sources.watch import Watch
 from agent.status import Standing
+from rules.fences import Laws
 from rules.model import NODE
 from rules.shapes import lookup_of, name
 from rules.values import replace
@@ -253,9 +254,16 @@ class Daemon:
             meaning.machines,
             unclaimed_stay=bool(meaning.unknown),
             contested=meaning.contested,
+            laws=self._laws(meaning),
         )
         self._news.tell(self._source)
         self._news.publish(self._source, self._keeper)
+
+    def _laws(self, meaning: Meaning) -> Laws | None:
+        """The policies that are ours to enforce; None: they are not known."""
+        if not self._config.enforces:
+            return Laws()
+        return None if meaning.laws_unknown else meaning.laws
 
     def _told(self, whom: Iterable[object], tiding: Tiding, message: str) -> None:
         for one in whom:

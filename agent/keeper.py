@@ -21,7 +21,8 @@ from agent.publisher import Publisher
 from agent.reconcile import Outcome, Wish, by_namespace, keep, wish_of
 from agent.sources.meaning import Tiding
 from agent.status import Change, Drift, Standing, State
-from rules.model import NODE, Machine
+from rules.fences import Laws, fenced
+from rules.model import NODE, Machine, Surroundings
 from rules.plan import Plan, Table, order
 from rules.values import replace
 
@@ -33,6 +34,8 @@ HALF = 1 << 31  # of the numbers that a generation can have
 
 Clock = Callable[[], float]
 Tell = Callable[[Iterable[object], Tiding, str], None]  # whom it concerns, what, in which words
+ROUNDS = 3  # of looks at once: what is found in one namespace is enforced in others
+NO_LAWS = Laws()
 UNKNOWN = (State.FAILING, State.REFUSED)  # so that what is in a namespace cannot be told
 
 
@@ -53,7 +56,8 @@ class Keeper:
         self.kernel = kernel
         self._publisher = publisher
         self._machines: tuple[Machine, ...] = ()
-        self._reselect = False  # whether what is behind Services may have changed
+        self._laws, self._filters_stay = NO_LAWS, False
+        self._reselect = False  # whether addresses that others depend on may have changed
         self._tell = tell
         self._log, self._metrics = log, metrics
         self._clock, self._calendar = clock, calendar
@@ -73,17 +77,18 @@ class Keeper:
         *,
         unclaimed_stay: bool = False,
         contested: Mapping[str, str] | None = None,
+        laws: Laws | None = NO_LAWS,
     ) -> None:
         """These are all the machines there are; in contested namespaces some are refused. Rules of
-        owners who are not among them stay where there may be more that we cannot read."""
+        owners who are not among them stay where there may be more that we cannot read. Where laws
+        are not known, what is enforced stays."""
         self._machines, self._reselect = tuple(machines), True
-        wanted = by_namespace(one for one in self._machines if one.masquerade is not None)
-        for netns, group in wanted.items():
-            kept = self._known(netns)
-            if kept.machines != group or kept.leaving:
-                kept.machines, kept.leaving = group, False
-                kept.look = kept.urgent = True
-                kept.proven = None
+        filters_stay = laws is None
+        self._laws = NO_LAWS if laws is None else laws
+        wanted = self._fenced()
+        if filters_stay != self._filters_stay:
+            self._filters_stay = filters_stay
+            self.renew()
         publishing = self._publisher is not None and self._publisher.wanted
         if publishing and self._known(NODE).leaving:
             self._kept[NODE].leaving = False
@@ -97,6 +102,24 @@ class Keeper:
         self._contested = contested or {}
         for kept in self._kept.values():
             self._judge(kept)
+
+    def _fenced(self) -> dict[str, list[Machine]]:
+        """The machines of each namespace, with what policies say of them as everybody is known
+        now; namespaces for which that is something else are looked at."""
+        machines = fenced(self._machines, self._laws, self._links())
+        wanted = by_namespace(one for one in machines if one.masquerade is not None)
+        for netns, group in wanted.items():
+            kept = self._known(netns)
+            if kept.machines != group or kept.leaving:
+                kept.machines, kept.leaving = group, False
+                kept.look = kept.urgent = True
+                kept.proven = None
+        return wanted
+
+    def _links(self) -> dict[str, Surroundings]:
+        """Of the namespaces that were looked at."""
+        others = [kept for kept in self._kept.values() if not kept.leaving]
+        return {kept.netns: kept.links for kept in others if kept.links is not None}
 
     def leave(self, names: Iterable[str]) -> None:
         """Nothing of ours is wanted in these namespaces any more."""
@@ -226,13 +249,17 @@ class Keeper:
         """Look at what is due; whether anything was. Those to be cleared come last: another name of
         the same namespace may be wanted."""
         now = self._clock()
-        due = [kept for kept in self._kept.values() if kept.due <= now]
-        for kept in sorted(due, key=lambda kept: (kept.leaving, kept.netns)):
-            if stopping():
+        due = self._due(now)
+        for _ in range(ROUNDS):
+            for kept in sorted(self._due(now), key=lambda kept: (kept.leaving, kept.netns)):
+                if stopping():
+                    break
+                if kept.netns != NODE or kept.leaving:
+                    self._look(kept)
+                    beat()
+            if not self._reselect or not self._laws.policies or stopping():
                 break
-            if kept.netns != NODE or kept.leaving:
-                self._look(kept)
-                beat()
+            self._fenced()  # who has which address may be known by now
         if not stopping():
             self._publish(now)
         try:
@@ -240,6 +267,9 @@ class Keeper:
         except Failure as failure:
             self._log.warning("flows not forgotten", reason=failure)
         return bool(due)
+
+    def _due(self, now: float) -> list[Kept]:
+        return [kept for kept in self._kept.values() if kept.due <= now]
 
     def _publish(self, now: float) -> None:
         """Look at the node, whose Services lead to what was found in all others."""
@@ -249,7 +279,7 @@ class Keeper:
         if self._reselect:
             self._reselect = False
             others = [kept for kept in self._kept.values() if not kept.leaving]
-            links = {kept.netns: kept.links for kept in others if kept.links is not None}
+            links = self._links()
             unknown = {kept.netns for kept in others if kept.standing.state in UNKNOWN}
             if self._publisher.select(self._machines, links, unknown - links.keys()):
                 node.look = node.urgent = True
@@ -312,6 +342,7 @@ class Keeper:
                 before=before,
                 links=kept.links,
                 unclaimed_stay=self._may_be_claimed(kept),
+                filters_stay=self._filters_stay,
             )
             kept.known = namespace.known
             kept.standing = replace(

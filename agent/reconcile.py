@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from agent.errors import Failure, Stale, TryAgain
 from rules.desired import Made, desire
+from rules.flattened import flattened
 from rules.model import Desired, Live, Machine, Observed, Surroundings
 from rules.plan import Plan, diff
 from rules.render import changes, plan_text
@@ -49,9 +50,15 @@ def by_namespace(machines: Iterable[Machine]) -> dict[str, list[Machine]]:
 
 def intend(netns: str, wish: Wish, namespace: "Namespace") -> Intent:
     """What should change, without changing it."""
-    desired = wish(namespace, namespace.surroundings())
+    desired = _wished(wish, namespace, namespace.surroundings())
     plan = diff(netns, desired, _observe(namespace, desired))
     return Intent(plan, desired, namespace.backend, namespace.reason)
+
+
+def _wished(wish: Wish, namespace: "Namespace", surroundings: Surroundings) -> Desired:
+    """What the namespace should hold, as its tables can hold it: iptables has no sets."""
+    desired = wish(namespace, surroundings)
+    return flattened(desired) if namespace.backend == "iptables" else desired
 
 
 def intend_from_nothing(netns: str, desired: Desired) -> Intent:
@@ -88,6 +95,7 @@ def keep(  # noqa: PLR0913 - what is wanted, and what was
     before: Desired | None,
     links: Surroundings | None = None,
     unclaimed_stay: bool = False,
+    filters_stay: bool = False,
 ) -> Outcome:
     """Make a namespace hold what is wished for there, and tell what others had done to it since it
     held what was wanted before and had these links; None: this is the first look of this run.
@@ -95,8 +103,12 @@ def keep(  # noqa: PLR0913 - what is wanted, and what was
     On the first look, and where rules were missing, flows may be open that no rule stands for."""
     with namespace.exclusive():
         surroundings = namespace.surroundings()
-        desired = wish(namespace, surroundings)
-        desired = replace(desired, unclaimed_stay=unclaimed_stay or desired.unclaimed_stay)
+        desired = _wished(wish, namespace, surroundings)
+        desired = replace(
+            desired,
+            unclaimed_stay=unclaimed_stay or desired.unclaimed_stay,
+            filters_stay=filters_stay,
+        )
         found = _observe(namespace, desired)
         if isinstance(found.live, Lives):
             found.live.recognise(desired.rules)
@@ -105,7 +117,7 @@ def keep(  # noqa: PLR0913 - what is wanted, and what was
         if before is not None:
             drift = _drift(netns, before, found, settings=links == surroundings)
         if before is None or drift:
-            namespace.sweep(desired.rules)
+            namespace.sweep(desired.rules, desired.sets)
         return Outcome(
             desired=desired,
             done=done,

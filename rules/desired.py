@@ -5,7 +5,7 @@ conflict (rules/conflicts.py), so no two rules of a chain match one packet, but 
 all others: their order cannot matter.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Address
 
 from rules.model import (
@@ -18,6 +18,8 @@ from rules.model import (
     Guest,
     Machine,
     Masquerade,
+    Members,
+    Peers,
     Pending,
     Protocol,
     Rule,
@@ -55,11 +57,15 @@ def desire(
     pending: list[Pending] = []
     kept: set[Rule] = set()
     notes: list[str] = []
+    sets: dict[Peers, Members] = {}
     for machine in machines:
         masquerade = machine.masquerade
         if masquerade is None:
             continue
         owner = label(machine.owner)
+        for guest in masquerade.guests:
+            rules.update(_fences(machine, owner, guest.address))
+        sets.update(pair for one in (machine.hears, machine.says) if one for pair in one.sets)
         entry = entry_link(masquerade, surroundings)
         families = _families(entry, surroundings)
         if entry is None or not families:
@@ -85,11 +91,41 @@ def desire(
         made.update(now)
     return Desired(
         rules=frozenset(rules),
+        sets=_named(sets, rules),
         sysctls=frozenset(sysctls),
         pending=tuple(sorted(pending, key=str)),
         kept=frozenset(kept),
         notes=tuple(sorted(notes)),
     )
+
+
+def _fences(machine: Machine, owner: str, guest: Address) -> Iterator[Rule]:
+    """What is granted to a guest, and that all else is not; flows that were let pass go on."""
+    family = Family.of(guest)
+    for fence, end in ((machine.hears, "destination"), (machine.says, "source")):
+        if fence is None:
+            continue
+        yield Rule(chain=Chain.FORWARD, family=family, owner=owner, accepts=True)
+        guard = Rule(chain=Chain.FORWARD, family=family, owner=owner)
+        yield replace(guard, **{end: guest})
+        for grant in fence.grants:
+            if grant.family is family:
+                ports = grant.ports or (ALL_PORTS if grant.protocol else None)
+                yield replace(
+                    guard,
+                    **{end: guest},
+                    owner=grant.policies,
+                    protocol=grant.protocol,
+                    ports=ports,
+                    peers=grant.peers,
+                    accepts=True,
+                )
+
+
+def _named(sets: Mapping[Peers, Members], rules: Iterable[Rule]) -> Mapping[Peers, Members]:
+    """Those sets that some rule names."""
+    names = {rule.peers for rule in rules if rule.peers is not None} if sets else set()
+    return {peers: members for peers, members in sets.items() if peers in names}
 
 
 def label(owner: str) -> str:

@@ -104,6 +104,38 @@ class NotOurs(Value):
     resource: str = ""  # of a device plugin, that connects it
 
 
+class Peers(Value):
+    """A set of addresses by its name, which stays what it is when they come and go."""
+
+    family: Family
+    key: str  # letters and digits
+
+    def __str__(self) -> str:
+        return f"peers-{self.family.value}-{self.key}"
+
+
+Members = frozenset[Network]
+
+
+class Grant(Value, kw_only=True):
+    """What some policies allow a machine in one direction: flows with these peers, to these
+    ports."""
+
+    family: Family
+    peers: Peers | None  # None: anybody
+    protocol: Protocol | None  # None: any, also those without ports
+    ports: PortRange | None  # None: any
+    policies: str  # their names
+
+
+class Fence(Value, kw_only=True):
+    """That a machine is cut off from all but what is granted."""
+
+    policies: str  # that say so
+    grants: tuple[Grant, ...] = ()
+    sets: tuple[tuple[Peers, Members], ...] = ()  # that the grants name
+
+
 class Machine(Value, kw_only=True):
     """One VirtualMachine or VirtualMachineInstance."""
 
@@ -116,6 +148,8 @@ class Machine(Value, kw_only=True):
     labels: tuple[tuple[str, str], ...] = ()  # by which Services choose, sorted
     names: tuple[tuple[str, Protocol, int], ...] = ()  # of its ports
     addresses: tuple[Address, ...] = ()  # at which the node reaches it; none: to be found
+    hears: Fence | None = None  # None: whatever anybody says
+    says: Fence | None = None
     origin: str = ""  # file:line, for messages
 
     def __str__(self) -> str:
@@ -202,19 +236,6 @@ class Lookup(Value):
     destination: Address | None = None
     share: Share | None = None
     shifted: bool = False  # so that it takes another map, from port to port
-
-
-class Peers(Value):
-    """A set of addresses by its name, which stays what it is when they come and go."""
-
-    family: Family
-    key: str  # letters and digits
-
-    def __str__(self) -> str:
-        return f"peers-{self.family.value}-{self.key}"
-
-
-Members = frozenset[Network]
 
 
 class Rule(Value, kw_only=True):
@@ -415,5 +436,6 @@ class Desired(Value, kw_only=True):
     unclaimed_stay: bool = (
         False  # so do rules of owners who are not known, if nobody is in their way
     )
+    filters_stay: bool = False  # and all in forward, where it is not known what is allowed
     refused: tuple[Pending, ...] = ()  # what would take what is somebody else's
     notes: tuple[str, ...] = ()  # what a person should know, and no rule says

@@ -158,6 +158,7 @@ def _surplus(live: Lives, desired: Desired, missing: Iterable[Rule]) -> Iterator
     for rule in frozenset(live.by_rule).difference(desired.rules):
         waits = rule in desired.kept or rule.owner in waiting
         stays = waits and not _is_claimed(rule, claimed)
+        stays = stays or (desired.filters_stay and rule.chain is Chain.FORWARD)
         if not stays and not (desired.unclaimed_stay and _is_out_of_the_way(rule, desired)):
             yield live.by_rule[rule]
 

@@ -5,77 +5,183 @@ jumps to them. A rule's handle is its place in its chain; a commit carries the d
 it was planned on, so a place always means the rule that stood there.
 """
 
-from collections.abc import Iterator, Mapping
-from ipaddress import ip_address, ip_interface
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rules.model import Address, Chain, Family, Foreign, Live, Observed, Protocol, Rule
-from rules.plan import Plan, Table
-from rules.ports import PortRange
+from rules.flattened import each
+from rules.model import Chain, Family, Foreign, Live, Observed, Rule
+from rules.plan import Plan, Table, order
+from rules.values import Value, replace
+from rules.xtables_rules import (
+    CHAINS,
+    FILTER,
+    NAT,
+    PREFIX,
+    Json,
+    built_in,
+    decode_rule,
+    encode,
+    name,
+    statement,
+    table,
+)
 
-PREFIX = "PORTRANGER-"
+__all__ = [
+    "CHAINS",
+    "FILTER",
+    "JUMP_COMMENT",
+    "NAT",
+    "PREFIX",
+    "Json",
+    "Step",
+    "built_in",
+    "decode",
+    "encode",
+    "name",
+    "script",
+    "statement",
+    "steps",
+    "table",
+]
+
 JUMP_COMMENT = "portranger"
 
-Json = dict[str, object]
 Step = list[object]
+Old = Live | Foreign
 
 
-def name(chain: Chain) -> str:
-    """Our chain for that place: PORTRANGER-PREROUTING."""
-    return PREFIX + built_in(chain)
+class Delete(Value):
+    """Whatever stands at that place."""
+
+    chain: str
+    place: int
 
 
-def built_in(chain: Chain) -> str:
-    """The kernel's own chain at that place: PREROUTING."""
-    return chain.value.upper()
+class Ensure(Value):
+    """That a chain of ours is there, and jumped to."""
+
+    chain: Chain
 
 
-CHAINS = {name(chain): chain for chain in Chain}
+class Put(Value):
+    """A rule at that place of its chain; None: behind all others."""
+
+    rule: Rule
+    place: int | None = None
+
+
+Edit = Delete | Ensure | Put
 
 
 def steps(plan: Plan, family: Family) -> list[Step]:
-    """What the worker of that family has to do in one commit; empty where it is nothing."""
+    """What the worker of that family has to do; empty where it is nothing. What follows on each
+    other in one table is one commit."""
     if plan.table is Table.DELETE:
         return [["drop"]]
-    # Deletions first: a jump that is put back would move the places behind it.
-    made: list[Step] = [["delete", chain, place] for chain, place in _deleted(plan, family)]
-    made += [["ensure", name(chain), built_in(chain)] for chain in _ensured(plan, family)]
-    made += [
-        ["append", name(rule.chain), encode(rule)]
-        for rule in _written(plan)
-        if rule.family is family
-    ]
-    return made
+    return [_step(edit) for turn in _turns(plan, family) for edit in turn]
 
 
-def encode(rule: Rule) -> Json:
-    """A rule as python-iptables takes it."""
-    fields: Json = {}
-    if rule.interface is not None:
-        fields[_link_key(rule.chain)] = rule.interface
-    if rule.source is not None:
-        fields["src"] = str(rule.source)
-    if rule.destination is not None:
-        fields["dst"] = str(rule.destination)
-    if rule.protocol is not None and rule.ports is not None:
-        protocol = rule.protocol.value
-        fields |= {"protocol": protocol, protocol: {"dport": _dport(rule.ports)}}
-    fields["comment"] = {"comment": rule.owner}
-    verb, key = _verb(rule.chain)
-    fields["target"] = _itself(rule) if rule.to is None else {verb: {key: _target(rule)}}
-    return fields
+def _step(edit: Edit) -> Step:
+    match edit:
+        case Delete(chain_name, place):
+            return ["delete", chain_name, place]
+        case Ensure(chain):
+            return ["ensure", name(chain), built_in(chain)]
+        case Put(rule, None):
+            return ["append", name(rule.chain), encode(rule)]
+        case Put(rule, place):
+            return ["insert", name(rule.chain), place, encode(rule)]
 
 
-def _itself(rule: Rule) -> str:
-    return "REDIRECT" if rule.guards else "MASQUERADE"
+def _turns(plan: Plan, family: Family) -> tuple[list[Edit], list[Edit], list[Edit]]:
+    """What is done in the table filter, then in nat, and then in filter again.
+
+    A commit is for one table, so between two of them packets meet the one as it will be and the
+    other as it was. What lets nobody new in comes first, and what lets in comes last: a port that
+    is translated only now meets filters that are closed already, and one that is translated no
+    longer is gone before they open. Flows that are open lose no packet: what resumes them comes
+    first and goes last.
+    """
+    gone = [old for old in _gone(plan) if _family(old) is family]
+    new = [rule for rule in _written(plan) if rule.family is family]
+    ensured = _ensured(plan, new, family)
+    rows = _rows((*(live for live in plan.unchanged if live.rule.family is family), *gone))
+    filters = [old for old in gone if table(_chain(old)) == FILTER]
+    return (
+        _turn(
+            rows,
+            [old for old in filters if isinstance(old, Foreign) or _lets_in(old.rule)],
+            [chain for chain in ensured if chain is Chain.FORWARD],
+            [rule for rule in new if rule.chain is Chain.FORWARD and not _lets_in(rule)],
+        ),
+        _turn(
+            rows,
+            [old for old in gone if table(_chain(old)) == NAT],
+            [chain for chain in ensured if chain is not Chain.FORWARD],
+            [rule for rule in new if rule.chain is not Chain.FORWARD],
+        ),
+        _turn(
+            rows,
+            [old for old in filters if isinstance(old, Live) and not _lets_in(old.rule)],
+            [],
+            [rule for rule in new if _lets_in(rule)],
+        ),
+    )
 
 
-def _target(rule: Rule) -> str:
-    """The address, and for a shifted range its ports, counted from the port behind the slash."""
-    if rule.ports is None or rule.to_ports is None:
-        return str(rule.to)
-    address = f"[{rule.to}]" if rule.family is Family.IP6 else str(rule.to)
-    base = f"/{rule.ports.first}" if len(rule.ports) > 1 else ""
-    return f"{address}:{rule.to_ports}{base}"
+def _lets_in(rule: Rule) -> bool:
+    """Whether new flows are accepted by it."""
+    return rule.accepts and not rule.resumes
+
+
+# What stands in each of our chains, from the first place on.
+Rows = dict[str, list[Old | Rule]]
+
+
+def _rows(found: Iterable[Old]) -> Rows:
+    rows: Rows = {chain_name: [] for chain_name in CHAINS}
+    for one in sorted(found, key=lambda one: one.handle):
+        if _chain(one) in rows:  # and not a second jump
+            rows[_chain(one)].append(one)
+    return rows
+
+
+def _turn(
+    rows: Rows, gone: Sequence[Old], ensured: Sequence[Chain], new: Sequence[Rule]
+) -> list[Edit]:
+    """The edits of one commit, and the rows as they are then. Deletions are first, from the last
+    place on: a jump that is put back would move the places behind it."""
+    edits: list[Edit] = []
+    for chain_name in sorted({_chain(old) for old in gone}):
+        leaving = {old.handle for old in gone if _chain(old) == chain_name}
+        row = rows.get(chain_name)
+        if row is None:
+            places = sorted(leaving, reverse=True)
+        else:
+            places = [i for i in reversed(range(len(row))) if _is_one_of(row[i], leaving)]
+            for place in places:
+                del row[place]
+        edits += [Delete(chain_name, place) for place in places]
+    edits += [Ensure(chain) for chain in ensured]
+    guards = {chain_name: sum(map(_guards, row)) for chain_name, row in rows.items()}
+    for rule in sorted(new, key=lambda rule: rule.guards):
+        row = rows[name(rule.chain)]
+        place = 0 if rule.resumes else len(row) - guards[name(rule.chain)]
+        if rule.guards or place == len(row):
+            edits.append(Put(rule))
+            row.append(rule)
+        else:
+            edits.append(Put(rule, place))
+            row.insert(place, rule)
+    return edits
+
+
+def _is_one_of(one: Old | Rule, handles: set[int]) -> bool:
+    return not isinstance(one, Rule) and one.handle in handles
+
+
+def _guards(one: Old | Rule) -> bool:
+    """Whether nothing that sends or lets packets on may come behind it."""
+    return one.guards if isinstance(one, Rule) else isinstance(one, Live) and one.rule.guards
 
 
 def decode(listings: Mapping[Family, Mapping[str, object]]) -> Observed:
@@ -103,8 +209,7 @@ def decode(listings: Mapping[Family, Mapping[str, object]]) -> Observed:
                 Foreign(f"{family.value} {built_in(chain)}", place, "a second jump to our chain")
                 for place in list(places)[1:]
             ]
-            for place, fields in enumerate(rules):
-                found = _decode_rule(family, chain, place, fields)
+            for found in _decode_chain(family, chain, rules):
                 if isinstance(found, Live):
                     live.append(found)
                 else:
@@ -119,72 +224,102 @@ def decode(listings: Mapping[Family, Mapping[str, object]]) -> Observed:
     )
 
 
+def _decode_chain(family: Family, chain: Chain, rules: Sequence[Json]) -> Iterator[Live | Foreign]:
+    """A guard before a rule that sends packets on would keep them from it: it is not ours."""
+    found = [decode_rule(family, chain, place, fields) for place, fields in enumerate(rules)]
+    last = max((one.handle for one in found if not _guards(one)), default=-1)
+    for one in found:
+        if isinstance(one, Live) and one.rule.guards and one.handle < last:
+            text = f"guard of {one.rule.owner} before other rules"
+            yield Foreign(f"{family.value} {name(chain)}", one.handle, text)
+        else:
+            yield one
+
+
 def script(plan: Plan) -> str:
     """The same change for both `iptables-restore --noflush` and `ip6tables-restore --noflush`: each
     passes over the lines of the other family."""
-    lines = [
-        line
-        for family, flag in ((Family.IP, "-4"), (Family.IP6, "-6"))
-        for line in _script_lines(plan, family, flag)
+    blocks = _dropping(plan) if plan.table is Table.DELETE else _changing(_flat(plan))
+    written = [(one, lines) for one, lines in blocks if lines] or [(NAT, [])]
+    return "".join(f"{line}\n" for one, lines in written for line in (f"*{one}", *lines, "COMMIT"))
+
+
+FLAGS = {Family.IP: "-4", Family.IP6: "-6"}
+
+
+def _flat(plan: Plan) -> Plan:
+    """One that was made without asking a namespace knows no backend, and may name sets."""
+    if not any(rule.peers for rule in plan.add):
+        return plan
+    return replace(plan, add=tuple(sorted(each(plan.add, plan.sets), key=order)))
+
+
+def _changing(plan: Plan) -> list[tuple[str, list[str]]]:
+    """The lines for each commit."""
+    turns = {family: _turns(plan, family) for family in Family}
+    first, then, last = (
+        [
+            f"{FLAGS[family]} {line}"
+            for family in Family
+            for edit in turns[family][number]
+            for line in _lines(plan, family, edit)
+        ]
+        for number in range(3)
+    )
+    return [(FILTER, first), (NAT, then), (FILTER, last)] if then else [(FILTER, first + last)]
+
+
+def _lines(plan: Plan, family: Family, edit: Edit) -> Iterator[str]:
+    match edit:
+        case Delete(chain_name, place):
+            yield f"-D {chain_name} {place + 1}"
+        case Ensure(chain):
+            if (family, chain) not in plan.standing:
+                yield f"-N {name(chain)}"
+            if (family, chain) not in plan.jumped:
+                yield f"-I {built_in(chain)} {_jump(chain)}"
+        case Put(rule, None):
+            yield f"-A {name(rule.chain)} {statement(rule)}"
+        case Put(rule, int(place)):
+            yield f"-I {name(rule.chain)} {place + 1} {statement(rule)}"
+
+
+def _dropping(plan: Plan) -> list[tuple[str, list[str]]]:
+    """Translations go before the filters in front of what they lead to."""
+    return [
+        (
+            one,
+            [
+                f"{FLAGS[family]} {line}"
+                for family in Family
+                for line in _dropped(plan, family)
+                if table(line.split()[1]) == one
+            ],
+        )
+        for one in (NAT, FILTER)
     ]
-    return "".join(f"{line}\n" for line in ["*nat", *lines, "COMMIT"])
 
 
-def _script_lines(plan: Plan, family: Family, flag: str) -> Iterator[str]:
-    if plan.table is Table.DELETE:
-        yield from _dropped(plan, family, flag)
-        return
-    for chain_name, place in _deleted(plan, family):
-        yield f"{flag} -D {chain_name} {place + 1}"
-    for chain in _ensured(plan, family):
-        if (family, chain) not in plan.standing:
-            yield f"{flag} -N {name(chain)}"
-        if (family, chain) not in plan.jumped:
-            yield f"{flag} -I {built_in(chain)} {_jump(chain)}"
-    for rule in _written(plan):
-        if rule.family is family:
-            yield f"{flag} -A {name(rule.chain)} {statement(rule)}"
-
-
-def _dropped(plan: Plan, family: Family, flag: str) -> Iterator[str]:
-    for chain_name, place in _deleted(plan, family):
-        if chain_name not in CHAINS:  # a second jump
-            yield f"{flag} -D {chain_name} {place + 1}"
+def _dropped(plan: Plan, family: Family) -> Iterator[str]:
+    jumps = [old for old in _gone(plan) if _family(old) is family and _chain(old) not in CHAINS]
+    for jump in sorted(jumps, key=lambda old: (_chain(old), -old.handle)):  # the second ones
+        yield f"-D {_chain(jump)} {jump.handle + 1}"
     for chain in (chain for chain in Chain if (family, chain) in plan.standing):
         if (family, chain) in plan.jumped:
-            yield f"{flag} -D {built_in(chain)} {_jump(chain)}"
-        yield f"{flag} -F {name(chain)}"
-        yield f"{flag} -X {name(chain)}"
+            yield f"-D {built_in(chain)} {_jump(chain)}"
+        yield f"-F {name(chain)}"
+        yield f"-X {name(chain)}"
 
 
 def _jump(chain: Chain) -> str:
     return f"-m comment --comment {JUMP_COMMENT} -j {name(chain)}"
 
 
-def statement(rule: Rule) -> str:
-    """A rule in the words of iptables."""
-    words: list[str] = []
-    if rule.interface is not None:
-        words.append(f"-{'o' if rule.chain is Chain.POSTROUTING else 'i'} {rule.interface}")
-    if rule.source is not None:
-        words.append(f"-s {rule.source}")
-    if rule.destination is not None:
-        words.append(f"-d {rule.destination}")
-    if rule.protocol is not None and rule.ports is not None:
-        protocol = rule.protocol.value
-        words.append(f"-p {protocol} -m {protocol} --dport {_dport(rule.ports)}")
-    words.append(f'-m comment --comment "{rule.owner}"')
-    verb, key = _verb(rule.chain)
-    to = _itself(rule) if rule.to is None else f"{verb} --{key} {_target(rule)}"
-    words.append(f"-j {to}")
-    return " ".join(words)
-
-
-def _ensured(plan: Plan, family: Family) -> list[Chain]:
+def _ensured(plan: Plan, new: Iterable[Rule], family: Family) -> list[Chain]:
     """The chains that may have to be made, or jumped to: those that are written to, and those
     that are to be put back, with what they still hold."""
     held = [live.rule for live in plan.unchanged if live.rule.chain in plan.chains]
-    used = {rule.chain for rule in (*_written(plan), *held) if rule.family is family}
+    used = {rule.chain for rule in (*new, *held) if rule.family is family}
     return [chain for chain in Chain if chain in used]
 
 
@@ -192,103 +327,14 @@ def _written(plan: Plan) -> list[Rule]:
     return [*(rule for _, rule in plan.change), *plan.add]
 
 
-def _deleted(plan: Plan, family: Family) -> list[tuple[str, int]]:
-    """Chain and place of every rule that goes, from the last place on, so that places stay true."""
-    gone: list[tuple[str, int]] = []
-    for old in (*plan.remove, *(live for live, _ in plan.change)):
-        if isinstance(old, Live):
-            if old.rule.family is family:
-                gone.append((name(old.rule.chain), old.handle))
-        else:
-            of, _, chain = old.chain.partition(" ")
-            if of == family.value:
-                gone.append((chain, old.handle))
-    return sorted(gone, key=lambda entry: (entry[0], -entry[1]))
+def _gone(plan: Plan) -> list[Old]:
+    return [*plan.remove, *(live for live, _ in plan.change)]
 
 
-def _decode_rule(family: Family, chain: Chain, place: int, fields: Json) -> Live | Foreign:
-    try:
-        packets, octets = map(int, fields["counters"])  # type: ignore[call-overload]
-        rule = _parse(family, chain, fields)
-        if encode(rule) != _normal(fields):
-            raise ValueError(fields)
-    except (AttributeError, LookupError, TypeError, ValueError):
-        gist = " ".join(sorted(key for key in fields if key != "counters"))
-        return Foreign(f"{family.value} {name(chain)}", place, gist or "an empty rule")
-    return Live(rule, place, packets, octets)
+def _family(old: Old) -> Family:
+    return old.rule.family if isinstance(old, Live) else Family(old.chain.partition(" ")[0])
 
 
-def _parse(family: Family, chain: Chain, fields: Mapping[str, object]) -> Rule:
-    """The rule with the fields we know; the caller finds out whether there are others."""
-    protocol = Protocol(fields["protocol"]) if "protocol" in fields else None
-    match: Mapping[str, str] = fields[protocol.value] if protocol else {}  # type: ignore[assignment]
-    target = fields["target"]
-    verb, key = _verb(chain)
-    to, to_port = None, None
-    if target not in ("MASQUERADE", "REDIRECT"):
-        to, to_port = _parse_target(family, target[verb][key])  # type: ignore[index]
-    link = fields.get(_link_key(chain))
-    rule = Rule(
-        chain=chain,
-        family=family,
-        owner=_text(fields["comment"]["comment"]),  # type: ignore[index]
-        protocol=protocol,
-        ports=_ports(match["dport"]) if protocol else None,
-        interface=None if link is None else _text(link),
-        source=_host(fields["src"]) if "src" in fields else None,
-        destination=_host(fields["dst"]) if "dst" in fields else None,
-        to=to,
-        to_port=to_port,
-    )
-    if any(end and Family.of(end) is not family for end in (rule.source, rule.destination, to)):
-        raise ValueError(fields)
-    return rule
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value.isprintable():
-        raise TypeError(value)
-    return value
-
-
-def _parse_target(family: Family, text: str) -> tuple[Address, int | None]:
-    if family is Family.IP6:
-        address, _, ports = text.removeprefix("[").partition("]:")
-    else:
-        address, _, ports = text.partition(":")
-    first = ports.partition("/")[0].partition("-")[0]
-    return ip_address(address), int(first) if first else None
-
-
-def _normal(fields: Json) -> Json:
-    """What python-iptables lists, in the form in which it takes it."""
-    ends = ("src", "dst")
-    return {
-        key: str(_host(value)) if key in ends else value
-        for key, value in fields.items()
-        if key != "counters"
-    }
-
-
-def _host(text: object) -> Address:
-    found = ip_interface(str(text))
-    if found.network.num_addresses != 1:
-        raise ValueError(text)
-    return found.ip
-
-
-def _ports(text: str) -> PortRange:
-    first, _, last = text.partition(":")
-    return PortRange(int(first), int(last or first))
-
-
-def _dport(ports: PortRange) -> str:
-    return str(ports).replace("-", ":")
-
-
-def _verb(chain: Chain) -> tuple[str, str]:
-    return ("SNAT", "to-source") if chain is Chain.POSTROUTING else ("DNAT", "to-destination")
-
-
-def _link_key(chain: Chain) -> str:
-    return "out-interface" if chain is Chain.POSTROUTING else "in-interface"
+def _chain(old: Old) -> str:
+    """Where it stands, ours or the kernel's own."""
+    return name(old.rule.chain) if isinstance(old, Live) else old.chain.partition(" ")[2]

@@ -1,6 +1,7 @@
 """What several commands share: reading manifests, telling problems, and making plans."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 from agent.console import Console
 from agent.errors import BadManifest, Failure, NoNamespace
@@ -8,6 +9,7 @@ from agent.reconcile import Intent, by_namespace, intend, intend_from_nothing, w
 from agent.sources.files import Snapshot
 from rules.conflicts import conflicts
 from rules.desired import desire
+from rules.fences import fenced
 from rules.model import NODE, Desired, Machine, Surroundings
 from rules.plan import Plan
 from rules.problems import Problem
@@ -48,7 +50,8 @@ def intents(snapshot: Snapshot, kernel: "Kernel | None") -> tuple[list[Intent], 
     names: dict[object, str] = {}
     links: dict[str, Surroundings] = {}
     unknown: set[str] = set()
-    for name, group in by_namespace(snapshot.machines).items():
+    fences = fenced(snapshot.machines, snapshot.laws, _known_links(snapshot, kernel))
+    for name, group in by_namespace(fences).items():
         ours = any(machine.masquerade is not None for machine in group)
         if kernel is None:
             found += [intend_from_nothing(name, desire(group, None))] if ours else []
@@ -72,6 +75,20 @@ def intents(snapshot: Snapshot, kernel: "Kernel | None") -> tuple[list[Intent], 
     if snapshot.services:
         found.append(on_the_node(snapshot, kernel, links, unknown))
     return found, failures
+
+
+def _known_links(snapshot: Snapshot, kernel: "Kernel | None") -> dict[str, Surroundings]:
+    """Of the machines' namespaces, where policies need them: peers are known by their addresses."""
+    found: dict[str, Surroundings] = {}
+    if kernel is None or not snapshot.laws.policies:
+        return found
+    for name in by_namespace(snapshot.machines):
+        with (
+            suppress(Failure),
+            kernel.opened(name) as namespace,
+        ):  # which is told where it is needed
+            found[name] = namespace.surroundings()
+    return found
 
 
 def on_the_node(

@@ -11,7 +11,8 @@ from agent.kernel.kinds import Kernel
 from agent.reconcile import by_namespace
 from agent.sources.files import Snapshot, load
 from rules.desired import desire
-from rules.model import FORWARDED, NODE, Address, Protocol, Rule
+from rules.fences import fenced
+from rules.model import NODE, Address, Desired, Protocol
 from rules.plan import order
 from rules.ports import HIGHEST, LOWEST
 from rules.trace import explained
@@ -28,7 +29,7 @@ def explain(  # noqa: PLR0913 - the options of the command
 ) -> int:
     protocol, port = protocol_and_port(what)
     sender = address_of(source) if source else None
-    rules: dict[str, list[Rule]] = {}
+    rules: dict[str, Desired] = {}
     failures: list[Failure] = []
     if kernel is not None:
         found, failures = held([netns] if netns else [], kernel)
@@ -36,7 +37,10 @@ def explain(  # noqa: PLR0913 - the options of the command
             if one.observed.leftovers:
                 count = len(one.observed.leftovers)
                 console.say(f"namespace {name}: {count} rules are left over in the other backend")
-        rules = {name: [x.rule for x in one.live] for name, one in found.items()}
+        rules = {
+            name: Desired(rules=frozenset(x.rule for x in one.live), sets=one.observed.sets)
+            for name, one in found.items()
+        }
     else:
         snapshot = load(paths, console.stdin)
         if reported(snapshot, console):
@@ -48,7 +52,8 @@ def explain(  # noqa: PLR0913 - the options of the command
     for name in rules:
         console.say(f"namespace {name}")
         lines = [*_devices(name, kernel)]
-        lines += explained(sorted(rules[name], key=order), protocol, port, sender)
+        known = sorted(rules[name].rules, key=order)
+        lines += explained(known, protocol, port, sender, rules[name].sets)
         for line in lines:
             console.say(f"  {line}")
     if not rules and not failures:
@@ -57,11 +62,12 @@ def explain(  # noqa: PLR0913 - the options of the command
     return failed(console, failures)
 
 
-def _declared(snapshot: Snapshot) -> Iterator[tuple[str, list[Rule]]]:
-    for name, machines in by_namespace(snapshot.machines).items():
-        yield name, list(desire(machines, None).rules)
+def _declared(snapshot: Snapshot) -> Iterator[tuple[str, Desired]]:
+    machines = fenced(snapshot.machines, snapshot.laws, {})
+    for name, group in by_namespace(machines).items():
+        yield name, desire(group, None)
     if snapshot.services:
-        yield NODE, list(on_the_node(snapshot, None).desired.rules)
+        yield NODE, on_the_node(snapshot, None).desired
 
 
 def _devices(netns: str, kernel: Kernel | None) -> Iterator[str]:
@@ -71,7 +77,7 @@ def _devices(netns: str, kernel: Kernel | None) -> Iterator[str]:
 
 def protocol_and_port(what: str) -> tuple[Protocol, int]:
     protocol, _, port = what.lower().partition("/")
-    known = protocol in {one.value for one in FORWARDED}
+    known = protocol in {one.value for one in Protocol}
     number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else 0
     if not known or not LOWEST <= number <= HIGHEST:
         raise Usage(f"{what!r} is not a protocol and port", "Write, say, tcp/8080 or udp/53")

@@ -1,7 +1,8 @@
 """Our chains in the legacy tables of one namespace, through a worker process per address family.
 
 The workers start when they are first needed and serve every namespace. One that dies, hangs or
-talks nonsense is replaced; a commit is one atomic replace in the kernel, so nothing is half done.
+talks nonsense is replaced; a commit is one atomic replace of a table in the kernel, so nothing is
+half done in it.
 """
 
 import os
@@ -127,8 +128,9 @@ class Iptables:
         return self._seen
 
     def commit(self, plan: Plan) -> None:
-        """Carry out the plan: one atomic replace per family. Whether the plan still fits is asked
-        for all of them before the first is changed."""
+        """Carry out the plan: one atomic replace per family, or up to three where the filter
+        changes with the translations. Whether the plan still fits is asked for both families before
+        the first is changed."""
         if not self._fits(plan):
             raise Stale("a rule went or moved while we looked at it", "Try again")
         due = {family: made for family in Family if (made := steps(plan, family))}
@@ -184,6 +186,6 @@ def failure(kind: str, text: str) -> Failure:
     if "does not exist" in text or "not found" in text or kind == "ModuleNotFoundError":
         return BackendMissing(
             f"iptables cannot be used ({text})",
-            "Run: apt install iptables, and see that the kernel has ip_tables and iptable_nat",
+            "Run: apt install iptables, and see that the kernel has iptable_nat and iptable_filter",
         )
     return Failure(f"iptables refused ({text})")

@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
+from ipaddress import ip_interface
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,12 @@ import iptc.easy
 
 from agent.kernel.netns import inside
 from agent.kernel.wire import LENGTH, exactly, send
-from rules.xtables import JUMP_COMMENT, PREFIX
+from rules.xtables import CHAINS, FILTER, JUMP_COMMENT, NAT, PREFIX, table
 
-OURS = {PREFIX + name for name in ("PREROUTING", "OUTPUT", "POSTROUTING", "FORWARD")}
+OURS = {one: {name for name in CHAINS if table(name) == one} for one in (NAT, FILTER)}
 LOCK = "/run/xtables.lock"
 LOCK_PATIENCE = 5.0  # seconds to wait for another program that holds the lock
-
-# To tell a chain from an extension, python-iptables looks for its name in every table, and so would
-# bring all of them to life in the namespace, and keep that alive with a socket for each.
-iptc.Table.ALL = iptc.Table6.ALL = ["nat"]
+NAMES = {"ip": "ip_tables_names", "ip6": "ip6_tables_names"}
 
 Json = dict[str, Any]
 
@@ -60,26 +59,72 @@ def receive(channel: socket.socket) -> tuple[Json, int] | None:
 
 
 def _answer(question: Json, family: str) -> Json:
-    with _locked():
-        table = iptc.Table("nat") if family == "ip" else iptc.Table6("nat")
-        table.autocommit = False
-        table.refresh()
-        try:
-            return _served(table, question, family)
-        finally:
-            table.close()  # its socket would keep the namespace alive until the next request
+    with _locked(), contextlib.closing(Tables(family)) as tables:
+        listing = _listing(tables, family)
+        if "steps" not in question:
+            return listing
+        if question["digest"] != listing["digest"]:
+            return {"error": "Stale", "text": "our chains changed since they were looked at"}
+        for name, due in _commits(question["steps"], family):
+            for step, *details in due:
+                _STEPS[step](tables[name], family, *details)
+            tables.commit(name)
+        return {}
 
 
-def _served(table: Any, question: Json, family: str) -> Json:
-    listing = _listing(table, family)
-    if "steps" not in question:
-        return listing
-    if question["digest"] != listing["digest"]:
-        return {"error": "Stale", "text": "our chains changed since they were looked at"}
-    for step, *details in question["steps"]:
-        _STEPS[step](table, family, *details)
-    table.commit()
-    return {}
+class Tables:
+    """Those that a request opened. Merely to open one brings it to life in the namespace, and its
+    socket would keep that alive until the next request."""
+
+    def __init__(self, family: str) -> None:
+        self._family = family
+        self._open: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._open:
+            opened = iptc.Table(name) if self._family == "ip" else iptc.Table6(name)
+            opened.autocommit = False
+            opened.refresh()
+            self._open[name] = opened
+            self._tell()
+        return self._open[name]
+
+    def commit(self, name: str) -> None:
+        """What was done in it, at once; then it is to be opened anew."""
+        self._open[name].commit()
+        self._open.pop(name).close()
+        self._tell()
+
+    def _tell(self) -> None:
+        """To tell a chain from an extension, python-iptables looks for its name in every table
+        that is named here, and would open them all."""
+        iptc.Table.ALL = iptc.Table6.ALL = [*self._open]
+
+    def close(self) -> None:
+        for opened in self._open.values():
+            opened.close()
+
+
+def _commits(steps: list[Any], family: str) -> Iterator[tuple[str, list[Any]]]:
+    """Each with its table."""
+    if steps == [["drop"]]:
+        yield from ((name, steps) for name in OURS if _is_in_use(name, family))
+        return
+    for name, due in groupby(steps, key=lambda step: table(step[1])):
+        yield name, list(due)
+
+
+def _is_in_use(name: str, family: str) -> bool:
+    """Whether to look into a table. The translations are what we are here for; of a filter that
+    nobody ever asked for, the namespace is to be spared."""
+    if name == NAT:
+        return True
+    try:
+        return name in Path(f"/proc/thread-self/net/{NAMES[family]}").read_text().split()
+    except FileNotFoundError:  # the kernel has none in any namespace
+        return False
+    except PermissionError:  # for root alone, other than the tables themselves
+        return True
 
 
 @contextlib.contextmanager
@@ -98,19 +143,21 @@ def _locked() -> Iterator[None]:
         yield
 
 
-def _listing(table: Any, family: str) -> Json:
+def _listing(tables: Tables, family: str) -> Json:
     chains: dict[str, list[Json]] = {}
     jumps: dict[str, list[int]] = {}
-    others = 0
-    for chain in table.chains:
-        entries = _entries(table, chain.name)
-        if chain.name in OURS:
-            chains[chain.name] = [_decoded(chain, entry, family) for entry, _ in entries]
-            continue
-        places = _jumps(chain, family)
-        if places:
-            jumps[PREFIX + chain.name] = places
-        others += len(entries) - len(places)
+    others = 0  # in the table nat
+    for name in [name for name in OURS if _is_in_use(name, family)]:
+        for chain in tables[name].chains:
+            if chain.name in OURS[name]:
+                entries = _entries(chain)
+                chains[chain.name] = [_decoded(chain, entry, family) for entry, _ in entries]
+                continue
+            places = _jumps(chain, family) if PREFIX + chain.name in OURS[name] else []
+            if places:
+                jumps[PREFIX + chain.name] = places
+            if name == NAT:
+                others += len(_entries(chain)) - len(places)
     # Where a single jump stands is for others to move; of several, places are deleted.
     several = {name: places for name, places in jumps.items() if len(places) > 1}
     plain = {chain: [_plain(rule) for rule in rules] for chain, rules in chains.items()}
@@ -119,14 +166,14 @@ def _listing(table: Any, family: str) -> Json:
     return {"chains": chains, "jumps": jumps, "others": others, "digest": digest}
 
 
-def _entries(table: Any, chain: str) -> list[tuple[Any, str]]:
+def _entries(chain: Any) -> list[tuple[Any, str]]:
     """The rules of a chain as the kernel has them, with their targets. To decode those of others
     would be slow, and would fail where we lack an extension that they use."""
     found: list[tuple[Any, str]] = []
-    entry = table.first_rule(chain)
+    entry = chain.table.first_rule(chain.name)
     while entry:
-        found.append((entry, (table.get_target(entry) or b"").decode(errors="replace")))
-        entry = table.next_rule(entry)
+        found.append((entry, (chain.table.get_target(entry) or b"").decode(errors="replace")))
+        entry = chain.table.next_rule(entry)
     return found
 
 
@@ -136,7 +183,7 @@ def _jumps(hook: Any, family: str) -> list[int]:
     name = PREFIX + hook.name
     return [
         place
-        for place, (entry, target) in enumerate(_entries(hook.table, hook.name))
+        for place, (entry, target) in enumerate(_entries(hook))
         if target == name and _plain(_decoded(hook, entry, family)) == _jump(name)
     ]
 
@@ -146,12 +193,24 @@ def _jump(name: str) -> Json:
 
 
 def _decoded(chain: Any, entry: Any, family: str) -> Json:
+    if _has_gaps(entry, family):
+        return {"unreadable": "a mask with gaps"}  # of which python-iptables counts some bits
     try:
         rule = chain.table.create_rule(entry, chain)
         found: Json = iptc.easy.decode_iptc_rule(rule, ipv6=family == "ip6")
     except (iptc.IPTCError, iptc.XTablesError) as error:
         return {"unreadable": str(error)}  # it needs an extension that is not on this machine
     return found
+
+
+def _has_gaps(entry: Any, family: str) -> bool:
+    """Whether one of its two masks is no prefix."""
+    if family == "ip":
+        masks = [bytes(mask) for mask in (entry.ip.smsk, entry.ip.dmsk)]
+    else:
+        masks = [bytes(mask) for mask in (entry.ipv6.smsk, entry.ipv6.dmsk)]
+    hosts = [int.from_bytes(mask, "big") ^ ((1 << 8 * len(mask)) - 1) for mask in masks]
+    return any(bits & (bits + 1) for bits in hosts)
 
 
 def _plain(rule: Json) -> Json:
@@ -176,24 +235,28 @@ def _append(table: Any, family: str, name: str, rule: Json) -> None:
     iptc.Chain(table, name).append_rule(_encoded(rule, family))
 
 
+def _insert(table: Any, family: str, name: str, place: int, rule: Json) -> None:
+    iptc.Chain(table, name).insert_rule(_encoded(rule, family), place)
+
+
 def _encoded(rule: Json, family: str) -> Any:
     """python-iptables leaves out, without a word, what it cannot encode: a rule without one of its
     conditions would take everything."""
     made = iptc.easy.encode_iptc_rule(dict(rule), ipv6=family == "ip6")
     back = _plain(iptc.easy.decode_iptc_rule(made, ipv6=family == "ip6"))
     ends = ("src", "dst")  # which come back with a prefix
-    same = all(back.get(key) == value for key, value in rule.items() if key not in ends)
-    if not same or back.keys() != rule.keys():
+    shown = {key: ip_interface(value) if key in ends else value for key, value in back.items()}
+    if shown != {key: ip_interface(value) if key in ends else value for key, value in rule.items()}:
         raise iptc.IPTCError(f"can't encode {rule}: it became {back}")
     return made
 
 
 def _drop(table: Any, _family: str) -> None:
-    for chain in table.chains:
-        for place, (_, target) in reversed(list(enumerate(_entries(table, chain.name)))):
-            if target in OURS:
+    ours = [chain for chain in table.chains if chain.name in OURS[table.name]]
+    for chain in table.chains if ours else ():
+        for place, (_, target) in reversed(list(enumerate(_entries(chain)))):
+            if target in OURS[table.name]:
                 _delete(table, _family, chain.name, place)
-    ours = [chain for chain in table.chains if chain.name in OURS]
     for chain in ours:
         chain.flush()
     for chain in ours:
@@ -204,6 +267,7 @@ _STEPS: dict[str, Callable[..., None]] = {
     "ensure": _ensure,
     "delete": _delete,
     "append": _append,
+    "insert": _insert,
     "drop": _drop,
 }
 

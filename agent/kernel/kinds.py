@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from rules.model import Address, Observed, Rule, Surroundings
+from rules.model import Address, Members, Observed, Peers, Rule, Surroundings
 from rules.plan import Plan
 from rules.publish import Node
 from rules.values import Value
@@ -56,7 +56,7 @@ class Namespace(Protocol):
     def observe(self, sysctls: Iterable[str] = ()) -> Observed: ...
     def commit(self, plan: Plan) -> None: ...
     def exclusive(self) -> AbstractContextManager[None]: ...
-    def sweep(self, rules: Iterable[Rule]) -> None:
+    def sweep(self, rules: Iterable[Rule], sets: Mapping[Peers, Members]) -> None:
         """Forget flows that these rules would not have made, as after an interrupted commit."""
 
 

@@ -20,8 +20,19 @@ from agent.kernel.kinds import Generation, Glimpse, Known
 from agent.kernel.nftables import Nftables, generation_of, kubevirt_in, netlink
 from agent.kernel.node import look
 from agent.kernel.pods import POD, Pods
-from rules.flows import Forbidden, Forgotten, forgotten, unmade
-from rules.model import NODE, Address, Family, Foreign, Observed, Rule, Surroundings
+from rules.flows import Forbidden, Forgotten, forbidden, forgotten, unmade
+from rules.model import (
+    NODE,
+    Address,
+    Chain,
+    Family,
+    Foreign,
+    Members,
+    Observed,
+    Peers,
+    Rule,
+    Surroundings,
+)
 from rules.plan import Plan, Table
 from rules.publish import Node
 from rules.values import replace
@@ -155,8 +166,9 @@ class LiveNamespace:
         plans, self._due = self._due, []
         self._forget(lambda: [one for plan in plans for one in forgotten(plan)])
 
-    def sweep(self, rules: Iterable[Rule]) -> None:
-        self._forget(lambda: unmade(rules))
+    def sweep(self, rules: Iterable[Rule], sets: Mapping[Peers, Members]) -> None:
+        filters = [rule for rule in rules if rule.chain is Chain.FORWARD]
+        self._forget(lambda: [*unmade(rules), *forbidden(filters, sets)])
 
     def _forget(self, due: Callable[[], Sequence[Forgotten | Forbidden]]) -> None:
         with self._inside():

@@ -4,12 +4,12 @@ It takes the same plans, numbers its rules, keeps their counters while they are 
 refuses a whole commit for one stale handle.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from agent.errors import NoNamespace, Stale
 from agent.kernel.kinds import Generation, Glimpse, Known
-from rules.model import Address, Foreign, Live, Observed, Rule, Surroundings
+from rules.model import Address, Foreign, Live, Members, Observed, Peers, Rule, Surroundings
 from rules.plan import Plan, Table
 from rules.publish import Node
 from rules.values import replace
@@ -61,7 +61,7 @@ class MemoryNamespace:
     def exclusive(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def sweep(self, rules: Iterable[Rule]) -> None:
+    def sweep(self, rules: Iterable[Rule], sets: Mapping[Peers, Members]) -> None:
         """There are no flows."""
 
     def insert(self, rule: Rule | Foreign) -> None:
@@ -102,6 +102,7 @@ class MemoryNamespace:
             foreign=() if remade else self._strangers(gone),
             chains=frozenset(chains),
             table=True,
+            sets=plan.sets,
         )
 
     def _strangers(self, gone: set[int]) -> tuple[Foreign, ...]:

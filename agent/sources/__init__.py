@@ -3,6 +3,7 @@ complete snapshot. `CODES` are those of what is wrong before a manifest is even 
 
 CODES = {
     "duplicate-machine": "one kind, namespace and name written in two places",
+    "duplicate-policy": "one NetworkPolicy written in two places",
     "duplicate-service": "one Service written in two places",
     "json-duplicate-key": "a key that is twice in one JSON object",
     "not-text": "a file that is not UTF-8 text",

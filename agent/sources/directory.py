@@ -6,15 +6,16 @@ meaning, also over a restart; a directory that cannot be read changes nothing.
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from agent.sources.files import Text, content, is_manifest, label, understood
+from agent.sources.files import Text, content, is_manifest, label, laws_of, understood
 from agent.sources.meaning import Enough, Meaning, Progress, Tiding
 from agent.sources.settled import settle
 from agent.sources.store import Store
 from agent.sources.vmis import pods_of
 from agent.sources.watch import Watch
 from rules.model import Machine
+from rules.policies import NetworkPolicy
 from rules.problems import Problem
 from rules.values import Value, replace
 
@@ -226,6 +227,7 @@ class Directory:
         return Meaning(
             machines=settled.machines,
             services=settled.services,
+            laws=laws_of([*settled.others, *self._shut()]),
             problems=(
                 *(problem for file in files.values() for problem in file.says.problems),
                 *settled.problems,
@@ -240,6 +242,14 @@ class Directory:
             unreadable=unreadable,
             contested=settled.contested,
         )
+
+    def _shut(self) -> Iterator[NetworkPolicy]:
+        """The policies of files that cannot be understood, and never could: they select, and allow
+        nothing."""
+        for file in self._files.values():
+            if file.says.problems and file.says.file not in self._meanings:
+                found = (one for one in file.says.others if isinstance(one, NetworkPolicy))
+                yield from (one if one.broken else one.shut() for one in found)
 
 
 def _identity(path: str) -> tuple[int, int] | None:

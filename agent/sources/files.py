@@ -9,10 +9,12 @@ import stat
 from collections.abc import Callable, Iterable, Sequence
 
 from agent.sources import json_text
+from rules.fences import Laws
 from rules.manifests import MOST_ENTRIES, read
 from rules.model import Machine
+from rules.policies import Namespace, NetworkPolicy
 from rules.problems import Path, Problem, printable
-from rules.services import Service
+from rules.services import Pod, Service
 from rules.values import Value, replace
 
 MOST_BYTES = 32 * 1024 * 1024
@@ -24,6 +26,8 @@ _PIPES = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # what shells write for <
 _SPOILS = ("yaml-alias", "yaml-key", "yaml-merge", "yaml-tag")
 
 Lines = dict[Path, int]
+Other = NetworkPolicy | Pod | Namespace
+Declared = Machine | Service | Other
 
 
 class Snapshot(Value, kw_only=True):
@@ -31,6 +35,7 @@ class Snapshot(Value, kw_only=True):
 
     machines: tuple[Machine, ...] = ()
     services: tuple[Service, ...] = ()
+    laws: Laws = Laws()
     problems: tuple[Problem, ...] = ()
     skipped: tuple[str, ...] = ()
     count: int = 0  # manifests of the kinds we read, the bad ones included
@@ -47,14 +52,15 @@ class Text(Value, kw_only=True):
     file: str  # its name for messages
     machines: tuple[Machine, ...] = ()
     services: tuple[Service, ...] = ()
+    others: tuple[Other, ...] = ()  # where it has problems, policies in it are shut
     problems: tuple[Problem, ...] = ()
     skipped: tuple[str, ...] = ()
     count: int = 0
 
     @property
-    def declared(self) -> tuple[Machine | Service, ...]:
+    def declared(self) -> tuple[Declared, ...]:
         """All that it says, which holds as a whole or not at all."""
-        return self.machines + self.services
+        return self.machines + self.services + self.others
 
 
 class _UnusableError(Exception):
@@ -87,14 +93,27 @@ def load(
     machines, left = without_instances([one for text in texts for one in text.machines])
     services = [one for text in texts for one in text.services]
     problems = [problem for text in texts for problem in text.problems]
-    problems += [problem for problem, _ in duplicates([*machines, *services])]
+    others = [one for text in texts for one in text.others]
+    policies = [one for one in others if isinstance(one, NetworkPolicy)]
+    problems += [problem for problem, _ in duplicates([*machines, *services, *policies])]
     bad = {problem.file for problem in problems}
     return Snapshot(
         machines=tuple(machine for machine in machines if file_of(machine) not in bad),
         services=tuple(service for service in services if file_of(service) not in bad),
+        laws=laws_of(one for one in others if file_of(one) not in bad),
         problems=tuple(problems),
         skipped=(*(line for text in texts for line in text.skipped), *left),
         count=sum(text.count for text in texts),
+    )
+
+
+def laws_of(others: Iterable[Other]) -> Laws:
+    """What policies say, and of whom."""
+    found = list(others)
+    return Laws(
+        policies=tuple(one for one in found if isinstance(one, NetworkPolicy)),
+        pods=tuple(one for one in found if isinstance(one, Pod)),
+        namespaces=tuple(one for one in found if isinstance(one, Namespace)),
     )
 
 
@@ -108,7 +127,7 @@ def content(name: str, stdin: Callable[[], bytes] | None = None) -> str | Proble
         return _unreadable(error).problem(label(name))
 
 
-def file_of(one: Machine | Service) -> str:
+def file_of(one: Declared) -> str:
     """The file it is written in, as its messages name it."""
     return one.origin.rpartition(":")[0]
 
@@ -222,6 +241,7 @@ def understood(file: str, text: str, netns: str | None = None, most: int = MOST_
     told = {(problem.path, problem.line) for problem in problems if problem.code in _SPOILS}
     machines: list[Machine] = []
     services: list[Service] = []
+    others: list[Other] = []
     skipped: list[str] = []
     count = 0
     for index, (document, _) in enumerate(documents):
@@ -235,13 +255,14 @@ def understood(file: str, text: str, netns: str | None = None, most: int = MOST_
         skipped += [f"{file}:{locate(index, one.path)}: {one}" for one in reading.skipped]
         for service, path in zip(reading.services, reading.service_places, strict=True):
             services.append(replace(service, origin=f"{file}:{locate(index, path)}"))
-        for pod, path in zip(reading.pods, reading.pod_places, strict=True):
-            skipped.append(f"{file}:{locate(index, path)}: {pod} is checked, and needs nothing")
+        for other, path in reading.others:
+            others.append(replace(other, origin=f"{file}:{locate(index, path)}"))
         count += reading.count
     return Text(
         file=file,
         machines=tuple(machines),
         services=tuple(services),
+        others=tuple(others),
         problems=tuple(sorted(located, key=lambda problem: problem.line)),
         skipped=tuple(skipped),
         count=count,
@@ -257,6 +278,9 @@ def _parse(
     from agent.sources import yaml_text  # JSON needs no YAML parser
 
     return *yaml_text.parse(text), yaml_text.lines
+
+
+_WORDS = {Machine: "machine", Service: "service", NetworkPolicy: "policy"}
 
 
 def nearest_line(lines: Lines, path: Path) -> int:
@@ -285,10 +309,10 @@ def without_instances(machines: Sequence[Machine]) -> tuple[list[Machine], list[
 
 
 def duplicates(
-    declared: Iterable[Machine | Service],
-) -> list[tuple[Problem, Machine | Service]]:
-    """A problem for each of several places where the same machine or Service is written."""
-    places: dict[str, list[Machine | Service]] = {}
+    declared: Iterable[Machine | Service | NetworkPolicy],
+) -> list[tuple[Problem, Machine | Service | NetworkPolicy]]:
+    """A problem for each of several places where the same object is written."""
+    places: dict[str, list[Machine | Service | NetworkPolicy]] = {}
     for one in declared:
         places.setdefault(str(one), []).append(one)
     return [
@@ -299,9 +323,9 @@ def duplicates(
     ]
 
 
-def _duplicate(one: Machine | Service, elsewhere: list[str]) -> Problem:
+def _duplicate(one: Machine | Service | NetworkPolicy, elsewhere: list[str]) -> Problem:
     return Problem(
-        code="duplicate-machine" if isinstance(one, Machine) else "duplicate-service",
+        code=f"duplicate-{_WORDS[type(one)]}",
         path=(),
         what=f"{one} is written here and at {', '.join(elsewhere)}",
         fix="Keep one of them, or give each a metadata.name of its own.",

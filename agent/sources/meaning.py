@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
+from rules.fences import Laws
 from rules.model import Machine
 from rules.problems import Problem
 from rules.services import Endpoint, Service
@@ -24,6 +25,8 @@ class Meaning(Value, kw_only=True):
     endpoints: Mapping[str, tuple[tuple[Endpoint, ...], ...]] | None = None
     services_unknown: str = ""  # why nothing is known of them: what there is for any stays
     services_away: str = ""  # why nothing new is heard of them: what was known goes on
+    laws: Laws = Laws()
+    laws_unknown: str = ""  # why nothing is known of policies: what is enforced stays
     problems: tuple[Problem, ...] = ()
     skipped: tuple[str, ...] = ()
     held: tuple[str, ...] = ()  # files that go on with their last good meaning

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -27,7 +27,17 @@ from agent.kernel.kinds import Namespace
 from agent.kernel.nftables import failure
 from agent.reconcile import ATTEMPTS, converge
 from rules.desired import desire
-from rules.model import Address, Desired, Family, Machine, Observed, Rule, Surroundings
+from rules.model import (
+    Address,
+    Desired,
+    Family,
+    Machine,
+    Members,
+    Observed,
+    Peers,
+    Rule,
+    Surroundings,
+)
 from rules.plan import Plan, Table
 from rules.publish import Node
 from rules.values import replace
@@ -121,8 +131,8 @@ class Haunted:
     def exclusive(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def sweep(self, rules: Iterable[Rule]) -> None:
-        self._namespace.sweep(rules)
+    def sweep(self, rules: Iterable[Rule], sets: Mapping[Peers, Members]) -> None:
+        self._namespace.sweep(rules, sets)
 
 
 def haunted_converge(netns: str, machine: Machine | None, haunt: Callable[[int], None]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
@@ -11,7 +11,7 @@ from agent.errors import Failure, Stale, TryAgain
 from agent.kernel.memory import MemoryNamespace
 from agent.reconcile import ATTEMPTS, by_namespace, converge, intend, intend_from_nothing, wish_of
 from rules.desired import desire
-from rules.model import Address, Desired, Foreign, Observed, Rule, Surroundings
+from rules.model import Address, Desired, Foreign, Members, Observed, Peers, Rule, Surroundings
 from rules.plan import Plan, Table
 from rules.publish import Node
 from rules.values import replace
@@ -53,8 +53,8 @@ class Hindered:
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
         return self.inner.observe(sysctls)
 
-    def sweep(self, rules: Iterable[Rule]) -> None:
-        self.inner.sweep(rules)
+    def sweep(self, rules: Iterable[Rule], sets: Mapping[Peers, Members]) -> None:
+        self.inner.sweep(rules, sets)
 
     def commit(self, plan: Plan) -> None:
         assert self.alone, "others of us must wait while we look and commit"

@@ -1,0 +1,146 @@
+"""From policies and everybody known to the fences of machines: as grants that name sets of peers.
+
+A set is called by what a policy says of its members, not by who they are: whoever comes or goes is
+an element more or less, and no rule changes. Grants of several policies to the same peers are
+joined.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+
+from rules.desired import entry_link, global_addresses, label
+from rules.isolation import Register
+from rules.model import (
+    Address,
+    Family,
+    Fence,
+    Grant,
+    Machine,
+    Members,
+    Peers,
+    Protocol,
+    Surroundings,
+)
+from rules.policies import Direction, IpBlock, Namespace, NetworkPolicy, Party, PolicyRule
+from rules.policies import Peers as Named
+from rules.ports import PortRange, coalesce
+from rules.services import Pod
+from rules.values import Value, replace
+
+
+class Laws(Value, kw_only=True):
+    """Policies, and whom they may speak of beside the machines."""
+
+    policies: tuple[NetworkPolicy, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    namespaces: tuple[Namespace, ...] = ()
+
+
+_Kind = tuple[Family, Peers | None, Protocol | None]
+_Ports = list[tuple[PortRange | None, str]]
+
+
+def fenced(
+    machines: Sequence[Machine], laws: Laws, links: Mapping[str, Surroundings]
+) -> tuple[Machine, ...]:
+    """The machines with what policies say of them; whom none selects is the very same. Links are
+    those of their namespaces, as far as these are known: there machines have their addresses."""
+    if not laws.policies:
+        return tuple(machines)
+    parties = [Party.of_pod(pod) for pod in laws.pods]
+    parties += [Party.of_machine(one, _addresses(one, links.get(one.netns))) for one in machines]
+    register = Register(laws.policies, parties, laws.namespaces)
+    return tuple(_fenced(machine, register) for machine in machines)
+
+
+def _addresses(machine: Machine, links: Surroundings | None) -> tuple[Address, ...]:
+    """Where others reach it: as it is said to be, or as its namespace has it."""
+    if machine.addresses or machine.masquerade is None or links is None:
+        return machine.addresses
+    entry = entry_link(machine.masquerade, links)
+    if entry is None:
+        return ()
+    return tuple(at for family in Family for at in global_addresses(entry, family, links))
+
+
+def _fenced(machine: Machine, register: Register) -> Machine:
+    if machine.masquerade is None:
+        return machine
+    hears = _fence(machine, Direction.INGRESS, register)
+    says = _fence(machine, Direction.EGRESS, register)
+    if hears is None and says is None:
+        return machine
+    return replace(machine, hears=hears, says=says)
+
+
+def _fence(machine: Machine, direction: Direction, register: Register) -> Fence | None:
+    selecting = register.selecting(machine, direction)
+    if not selecting:
+        return None
+    names = machine.names if direction is Direction.INGRESS else ()
+    found: dict[_Kind, _Ports] = defaultdict(list)
+    sets: dict[Peers, Members] = {}
+    for policy in selecting:
+        for rule in policy.rules(direction) or ():
+            for protocol, ports, reach in register.ways(policy.namespace, rule, direction, names):
+                said = _said(policy.namespace, rule, protocol, ports, direction)
+                for family in _families(rule):
+                    known = reach.get(family, ())
+                    peers = None if known is None else Peers(family, said)
+                    if peers is not None:
+                        sets[peers] = frozenset(known or ()) | sets.get(peers, frozenset())
+                    found[family, peers, protocol].append((ports, str(policy)))
+    return Fence(
+        policies=label(",".join(str(policy) for policy in selecting)),
+        grants=tuple(sorted(_grants(found), key=str)),
+        sets=tuple(sorted(sets.items(), key=lambda pair: str(pair[0]))),
+    )
+
+
+def _families(rule: PolicyRule) -> tuple[Family, ...]:
+    """In which it can mean anybody: of blocks that is known for ever."""
+    if rule.peers is None or any(isinstance(peer, Named) for peer in rule.peers):
+        return tuple(Family)
+    blocks = [peer.network for peer in rule.peers if isinstance(peer, IpBlock)]
+    return tuple(one for one in Family if any(Family.of(b.network_address) is one for b in blocks))
+
+
+def _said(
+    namespace: str,
+    rule: PolicyRule,
+    protocol: Protocol | None,
+    ports: PortRange | None,
+    direction: Direction,
+) -> str:
+    """What tells these peers from others, in a few letters: what is said of them, and in which
+    namespace, where that matters. Of those who have a port of some name, which number it has."""
+    peers = rule.peers or ()
+    near = any(isinstance(one, Named) and one.namespaces is None for one in peers)
+    parts = [namespace if near else "", *sorted(map(repr, peers))]
+    if direction is Direction.EGRESS and any(isinstance(one.port, str) for one in rule.ports or ()):
+        parts += [repr(rule.ports), str(protocol), str(ports)]
+    return blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
+
+
+def _grants(found: dict[_Kind, _Ports]) -> Iterator[Grant]:
+    for (family, peers, protocol), ports in found.items():
+        everything = [policy for one, policy in ports if one is None]
+        whole = coalesce(one for one, _ in ports if one is not None)
+        if everything:
+            whole = ()
+            yield _grant(family, peers, protocol, None, everything)
+        for one in whole:
+            whose = [policy for some, policy in ports if some is not None and some.overlaps(one)]
+            yield _grant(family, peers, protocol, one, whose)
+
+
+def _grant(
+    family: Family,
+    peers: Peers | None,
+    protocol: Protocol | None,
+    ports: PortRange | None,
+    policies: Iterable[str],
+) -> Grant:
+    names = label(",".join(sorted({*policies})))
+    return Grant(family=family, peers=peers, protocol=protocol, ports=ports, policies=names)
