@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,7 @@ from agent.kernel.memory import MemoryKernel, MemoryNamespace
 from agent.log import Log
 from agent.metrics import Metrics
 from agent.status import Standing, State, Status
-from rules.model import Machine, Observed, Rule, Surroundings
+from rules.model import Machine, Members, Observed, Peers, Rule, Surroundings
 from rules.plan import Plan
 from tests.daemon.running import A_MOMENT, Node, Running, comes_to_forward, forwarded
 from tests.spaces import (
@@ -229,9 +229,9 @@ class Stepped:
         self._step("lock")
         return self._inner.exclusive()
 
-    def sweep(self, rules: Iterable[Rule]) -> None:
+    def sweep(self, rules: Iterable[Rule], sets: Mapping[Peers, Members]) -> None:
         self._step("sweep")
-        self._inner.sweep(rules)
+        self._inner.sweep(rules, sets)
 
 
 class SteppedKernel(LiveKernel):
