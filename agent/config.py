@@ -251,6 +251,14 @@ def _truth(value: object) -> bool:
     raise _Wrong("wrong-type", "must be true or false", "Write true or false, without quotes.")
 
 
+def _truth_or_auto(value: object) -> bool | None:
+    if value == "auto":
+        return None
+    if isinstance(value, bool):
+        return value
+    raise _Wrong("wrong-type", 'must be true, false or "auto"', 'Write true, false or "auto".')
+
+
 def _table(value: object) -> dict[str, object]:
     if isinstance(value, dict):
         return value
@@ -377,7 +385,7 @@ _TABLES: dict[str, tuple[Callable[..., Value], dict[str, Reader]]] = {
             "services": _truth,
         },
     ),
-    "policy": (Policy, {"enforce": _truth}),
+    "policy": (Policy, {"enforce": _truth_or_auto}),
 }
 _TOP: dict[str, Reader] = {
     "source": _one_of("files", "kubernetes"),

@@ -2,26 +2,64 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rules.model import Chain, Desired, Family, Foreign, Live, Observed, Rule
+from rules.flattened import flattened
+from rules.model import Chain, Desired, Family, Foreign, Live, Network, Observed, Peers, Rule
 from rules.plan import Plan, Table, diff
 from rules.values import replace
-from rules.xtables import CHAINS, decode, encode, name, script, statement, steps
+from rules.xtables import CHAINS, FILTER, NAT, decode, encode, name, script, statement, steps, table
+from tests.property import strategies
+from tests.property.legacy_tables import FLAGS, LegacyFamilies, commits
 from tests.property.strategies import (
+    ADDRESSES,
     THEIRS,
-    ListedFamilies,
-    arbitrary_desireds,
+    claims,
     desireds,
     garbage,
     mutilated,
-    rules,
+    owners,
     words,
 )
 
+NETWORKS: dict[Family, list[Network]] = {
+    Family.IP: [*map(ip_network, ("10.0.2.2/32", "10.0.3.2/32", "10.0.2.0/31", "128.0.0.0/1"))],
+    Family.IP6: [*map(ip_network, ("fd10:0:2::2", "::a00:202", "fd10::/16", "8000::/1"))],
+}
+
+
+@st.composite
+def filters(draw: st.DrawFn) -> Rule:
+    """Any rule in forward: that lets in or out, with or without a peer, drops, or resumes."""
+    family = draw(st.sampled_from(Family))
+    claim = draw(st.none() | claims)
+    found = Rule(
+        chain=Chain.FORWARD,
+        family=family,
+        owner=draw(owners),
+        protocol=claim.protocol if claim else None,
+        ports=claim.ports if claim else None,
+        interface=draw(st.sampled_from([None, None, "eth0"])),
+        accepts=draw(st.booleans()),
+    )
+    if found.accepts and draw(st.integers(0, 3)) == 0:
+        return found
+    end = draw(st.sampled_from(["source", "destination"]))
+    found = replace(found, **{end: draw(st.sampled_from(ADDRESSES[family]))})
+    return replace(found, peer=draw(st.none() | st.sampled_from(NETWORKS[family])))
+
+
+def rules() -> st.SearchStrategy[Rule]:
+    """Any rule that the codec can write."""
+    translations = strategies.rules().filter(lambda rule: rule.chain is not Chain.FORWARD)
+    return translations | filters()
+
+
+arbitrary_desireds = st.frozensets(rules(), max_size=12).map(lambda some: Desired(rules=some))
 either_desired = desireds | arbitrary_desireds
 families = st.sampled_from(Family)
 chain_names = st.sampled_from(sorted(CHAINS))
@@ -40,13 +78,13 @@ mischief = st.lists(
 )
 
 
-def holding(desired: Desired) -> ListedFamilies:
-    table = ListedFamilies()
+def holding(desired: Desired) -> LegacyFamilies:
+    table = LegacyFamilies()
     table.commit(diff("blue", desired, table.observed()))
     return table
 
 
-def disturb(table: ListedFamilies, tricks: list[tuple[Any, ...]]) -> None:
+def disturb(table: LegacyFamilies, tricks: list[tuple[Any, ...]]) -> None:
     """What strangers do to our chains and jumps, and to the places of theirs."""
     for trick, family, chain_name, place, *more in tricks:
         chains = table[family].chains
@@ -70,7 +108,7 @@ def rules_only(desired: Desired) -> Desired:
     return replace(desired, sysctls=frozenset())
 
 
-def theirs(table: ListedFamilies) -> list[int]:
+def theirs(table: LegacyFamilies) -> list[int]:
     return [rules.count(THEIRS) for rules in table.lists() if THEIRS in rules]
 
 
@@ -96,7 +134,7 @@ def test_the_steps_lead_from_anything_to_what_is_desired(
     now = table.observed()
     assert diff("blue", rules_only(after), now).empty
     assert after.rules <= {live.rule for live in now.live}
-    assert theirs(table) == [2] * 6
+    assert theirs(table) == [2] * 8
     waiting = {one.owner for one in after.pending}
     for family in Family:
         for chain_name, held in table[family].chains.items():
@@ -174,17 +212,114 @@ def test_a_script_has_one_line_for_each_rule_and_says_its_family(
     before: Desired, after: Desired
 ) -> None:
     plan = diff("blue", after, holding(before).observed())
-    first, *lines, last = script(plan).splitlines()
-    assert (first, last) == ("*nat", "COMMIT")
-    assert {line.partition(" ")[0] for line in lines} <= {"-4", "-6"}
-    added = sorted(line for line in lines if line.split()[1] == "-A")
-    assert added == sorted(
-        f"{'-4' if rule.family is Family.IP else '-6'} -A {name(rule.chain)} {statement(rule)}"
+    lines = [line.split() for line in script(plan).splitlines() if line.startswith("-")]
+    assert {line[0] for line in lines} <= {"-4", "-6"}
+    written = [line for line in lines if line[1] in ("-A", "-I") and line[2] in CHAINS]
+    assert sorted(placeless(line) for line in written) == sorted(
+        f"{FLAGS[rule.family]} {name(rule.chain)} {statement(rule)}"
         for rule in (*plan.add, *(new for _, new in plan.change))
     )
     if plan.table is not Table.DELETE:
-        gone = [line for line in lines if line.split()[1] == "-D"]
+        gone = [line for line in lines if line[1] == "-D"]
         assert len(gone) == len(plan.remove) + len(plan.change)
+
+
+def placeless(line: list[str]) -> str:
+    """Without the command, and the place that it may name."""
+    flag, command, chain_name, *rest = line
+    return " ".join([flag, chain_name, *(rest[1:] if command == "-I" else rest)])
+
+
+@given(either_desired, either_desired)
+def test_a_script_commits_in_turn_as_the_steps_do(before: Desired, after: Desired) -> None:
+    plan = diff("blue", after, holding(before).observed())
+    titles = [line for line in script(plan).splitlines() if line.startswith("*")]
+    if plan.table is Table.DELETE:
+        assert titles in (["*nat"], ["*filter"], ["*nat", "*filter"])
+        return
+    turns = [[f"*{one}" for one, _ in commits(plan, family)] for family in Family]
+    if "*nat" in [title for turn in turns for title in turn]:
+        assert titles in (
+            ["*nat"],
+            ["*filter", "*nat"],
+            ["*nat", "*filter"],
+            ["*filter", "*nat", "*filter"],
+        )
+    else:
+        assert titles == (["*filter"] if any(turns) else ["*nat"])
+
+
+@given(arbitrary_desireds, arbitrary_desireds, st.lists(insertions, max_size=3))
+def test_between_two_commits_nobody_is_let_in_but_by_rules_of_before_and_after(
+    before: Desired, after: Desired, tricks: list[tuple[Any, ...]]
+) -> None:
+    one = holding(before)
+    disturb(one, tricks)
+    seen = one.observed()
+    plan = diff("blue", after, seen)
+    if plan.table is Table.DELETE:
+        return
+    found = {live.rule for live in seen.live}
+    for family in Family:
+        due = commits(plan, family)
+        for number, (title, part) in enumerate(due, 1):
+            in_between = [title for title, _ in due[number:]]
+            one[family].run(part)
+            now = {
+                live.rule
+                for live in one.observed().live
+                if live.rule.family is family and live.rule.chain is Chain.FORWARD
+            }
+            if NAT in in_between or (title == NAT and in_between):
+                assert {rule for rule in now if lets_in(rule)} <= found & after.rules
+                kept = {rule for rule in found | after.rules if holds_up(rule, family)}
+                assert kept <= now
+            assert len(due) <= 3
+
+
+def lets_in(rule: Rule) -> bool:
+    return rule.accepts and not rule.resumes
+
+
+def holds_up(rule: Rule, family: Family) -> bool:
+    """What drops packets, or lets those of open flows pass."""
+    return rule.family is family and rule.chain is Chain.FORWARD and not lets_in(rule)
+
+
+@given(arbitrary_desireds, arbitrary_desireds)
+def test_guards_stand_behind_and_what_resumes_before_all_others(
+    before: Desired, after: Desired
+) -> None:
+    one = holding(before)
+    one.commit(diff("blue", after, one.observed()))
+    for family in Family:
+        for chain_name in set(one[family].chains) & set(CHAINS):
+            held = listed(family, chain_name, *one[family].chains[chain_name]).live
+            ranks = [2 if x.rule.guards else 0 if x.rule.resumes else 1 for x in held]
+            assert ranks == sorted(ranks)
+
+
+@given(arbitrary_desireds, arbitrary_desireds)
+def test_a_commit_is_for_one_table_and_no_table_has_chains_of_the_other(
+    before: Desired, after: Desired
+) -> None:
+    plan = diff("blue", after, holding(before).observed())
+    chains = {rule.chain for rule in (*before.rules, *after.rules)}
+    if plan.table is not Table.DELETE and Chain.FORWARD not in chains:
+        assert {title for family in Family for title, _ in commits(plan, family)} <= {NAT}
+    assert {chain for chain in Chain if table(name(chain)) == FILTER} == {Chain.FORWARD}
+
+
+@given(filters().filter(lets_in), st.sets(st.integers(0, 3)))
+def test_a_rule_for_a_set_is_one_for_each_of_its_members(rule: Rule, chosen: set[int]) -> None:
+    peers = Peers(rule.family, "a1")
+    members = frozenset(NETWORKS[rule.family][number] for number in chosen)
+    named = Desired(rules=frozenset({replace(rule, peer=None, peers=peers)}), sets={peers: members})
+    flat = flattened(named)
+    assert {live.rule for live in holding(flat).observed().live} == {
+        replace(rule, peer=member) for member in members
+    }
+    assert script(diff("blue", named, Observed())) == script(diff("blue", flat, Observed()))
 
 
 @given(families, chain_names, st.lists(st.dictionaries(words, garbage, max_size=6), max_size=4))

@@ -1,0 +1,61 @@
+"""The tables nat and filter of iptables as lists, as far as strategies.py has them, and what it
+takes for filters: places before others, networks, and scripts for both tables."""
+
+from __future__ import annotations
+
+import json
+from ipaddress import ip_interface
+from itertools import groupby
+from typing import Any
+
+from rules.model import Family
+from rules.plan import Plan
+from rules.xtables import PREFIX, Step, steps, table
+from tests.property.strategies import ListedChains, ListedFamilies
+
+FLAGS = {Family.IP: "-4", Family.IP6: "-6"}
+
+
+class LegacyChains(ListedChains):
+    """Both tables of one family; no two chains that matter have the same name."""
+
+    def run(self, due: list[Step]) -> None:
+        for step, *details in json.loads(json.dumps(due)):
+            getattr(self, f"_{step}")(*details)
+
+    def _append(self, name: str, rule: dict[str, Any]) -> None:
+        super()._append(name, {key: rule[key] for key in rule if key not in ("src", "dst")})
+        ends = {key: str(ip_interface(rule[key])) for key in ("src", "dst") if key in rule}
+        self.chains[name][-1] |= ends
+
+    def _insert(self, name: str, place: int, rule: dict[str, Any]) -> None:
+        row = self.chains[name]
+        assert place < len(row), "what comes last is appended"
+        self._append(name, rule)
+        row.insert(place, row.pop())
+
+    def restore(self, text: str) -> None:
+        *blocks, end = text.split("COMMIT\n")
+        assert end == ""
+        for block in blocks:
+            first, *lines = block.splitlines()
+            for line in lines:
+                flag, command, name, *words = line.split(" ")
+                assert table(name) == first.removeprefix("*")
+                if command == "-I" and name.startswith(PREFIX) and flag == FLAGS[self.family]:
+                    self.chains[name].insert(int(words[0]) - 1, " ".join(words[1:]))
+                else:
+                    super().restore(f"*nat\n{line}\nCOMMIT\n")
+
+
+class LegacyFamilies(ListedFamilies):
+    """Both of them, as one backend."""
+
+    def __init__(self) -> None:
+        self.families: dict[Family, ListedChains] = {one: LegacyChains(one) for one in Family}
+
+
+def commits(plan: Plan, family: Family) -> list[tuple[str, list[Step]]]:
+    """The steps of each commit, with its table."""
+    found = groupby(steps(plan, family), key=lambda step: table(str(step[1])))
+    return [(name, list(due)) for name, due in found]
