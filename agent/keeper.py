@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from agent.backoff import FAILURES
 from agent.errors import BadManifest, Failure, NoNamespace, NotPermitted
@@ -151,6 +152,8 @@ class Keeper:
             self._numbers.setdefault(kept.nsid, set()).add(kept.netns)
         for kept in self._kept.values():
             kept.look = True
+        if NODE in self._kept:
+            self._kept[NODE].proven = None  # who listens there sends no events
 
     def renew(self) -> None:
         """Look at everything from the ground up, without waiting for anyone's back-off."""
@@ -324,7 +327,7 @@ class Keeper:
 
     def _wish(self, kept: Kept) -> Wish:
         if kept.netns == NODE and not kept.leaving and self._publisher is not None:
-            return self._publisher.wish
+            return partial(self._publisher.wish, unclaimed_stay=self._may_be_claimed(kept))
         return wish_of(kept.machines, kept.made)
 
     def _may_be_claimed(self, kept: Kept) -> bool:

@@ -82,11 +82,13 @@ class PodPort(Value, kw_only=True):
 
 
 class Pod(Value, kw_only=True):
-    """One Pod, as far as its ports go."""
+    """One Pod, as far as its ports go, and where it is."""
 
     namespace: str
     name: str
     ports: tuple[PodPort, ...]
+    labels: tuple[tuple[str, str], ...] = ()  # by which policies choose, sorted
+    addresses: tuple[Address, ...] = ()  # that are its own, as long as it runs
     origin: str = ""
 
     def __str__(self) -> str:

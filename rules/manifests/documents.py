@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from rules.manifests.fields import Fields
 from rules.manifests.virtual_machine import KINDS, read_machine
 from rules.model import Machine
+from rules.policies import Namespace, NetworkPolicy
 from rules.problems import Path, Problem, printable
 from rules.services import Pod, Service
 from rules.values import Value
@@ -15,7 +16,9 @@ MOST_ENTRIES = 131072
 _GROUP = "kubevirt.io"
 _VERSIONS = ("v1", "v1alpha1", "v1alpha2", "v1alpha3", "v1beta1")
 SERVICE, POD = _CORE = ("Service", "Pod")
-_ALL_KINDS = (*KINDS, *_CORE)
+NAMESPACE, POLICY = "Namespace", "NetworkPolicy"
+_POLICY_GROUPS = ("networking.k8s.io", "extensions")  # the second is where it first was
+_ALL_KINDS = (*KINDS, *_CORE, NAMESPACE, POLICY)
 _FOLDED_KINDS = {kind.casefold(): kind for kind in _ALL_KINDS}
 
 
@@ -40,6 +43,10 @@ class Reading(Value, kw_only=True):
     service_places: tuple[Path, ...] = ()
     pods: tuple[Pod, ...] = ()
     pod_places: tuple[Path, ...] = ()
+    policies: tuple[NetworkPolicy, ...] = ()  # the bad ones too: broken, so that they still close
+    policy_places: tuple[Path, ...] = ()
+    namespaces: tuple[Namespace, ...] = ()
+    namespace_places: tuple[Path, ...] = ()
     problems: tuple[Problem, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     count: int = 0  # manifests of the kinds we read, the bad ones included
@@ -57,6 +64,8 @@ def read(
     machines: list[tuple[Machine, Path]] = []
     services: list[tuple[Service, Path]] = []
     pods: list[tuple[Pod, Path]] = []
+    policies: list[tuple[NetworkPolicy, Path]] = []
+    namespaces: list[tuple[Namespace, Path]] = []
     problems: list[Problem] = []
     skipped: list[Skipped] = []
     count = 0
@@ -78,6 +87,18 @@ def read(
             count += 1
             pod = read_pod(fields, limit=limit)
             pods += [(pod, fields.path)] if pod else []
+        elif kind == NAMESPACE and _is_core(fields):
+            from rules.manifests.namespace import read_namespace
+
+            count += 1
+            namespace = read_namespace(fields)
+            namespaces += [(namespace, fields.path)] if namespace else []
+        elif kind and _is_policy(fields, kind):
+            from rules.manifests.network_policy import read_policy
+
+            count += 1
+            policy = read_policy(fields, limit=limit)
+            policies += [(policy, fields.path)] if policy else []
         elif kind and not fields.found:
             skipped.append(Skipped(kind, _name(fields), fields.path))
         problems += fields.found
@@ -88,6 +109,10 @@ def read(
         service_places=tuple(path for _, path in services),
         pods=tuple(pod for pod, _ in pods),
         pod_places=tuple(path for _, path in pods),
+        policies=tuple(policy for policy, _ in policies),
+        policy_places=tuple(path for _, path in policies),
+        namespaces=tuple(namespace for namespace, _ in namespaces),
+        namespace_places=tuple(path for _, path in namespaces),
         problems=tuple(problems),
         skipped=tuple(skipped),
         count=count,
@@ -95,7 +120,7 @@ def read(
 
 
 def kinds(document: object) -> list[tuple[str, Path]]:
-    """The kind of every object in a document that `read` reads, and where it is."""
+    """The kind of every object in a document whose ports have spellings, and where it is."""
     return [
         (kind, fields.path)
         for fields in _objects(document, [])
@@ -127,7 +152,7 @@ def _objects(document: object, problems: list[Problem]) -> list[Fields]:
 
 def _is_list(document: Mapping[object, object]) -> bool:
     """Whether it is a List, or one of one kind as the API itself answers: VirtualMachineList."""
-    return document.get("kind") in ("List", *(f"{kind}List" for kind in KINDS))
+    return document.get("kind") in ("List", *(f"{kind}List" for kind in _ALL_KINDS))
 
 
 def _no_object(path: Path, value: object) -> Problem:
@@ -167,6 +192,14 @@ def _is_kubevirt(fields: Fields) -> bool:
 def _is_core(fields: Fields) -> bool:
     """Whether an object is of Kubernetes' own API; Knative has a Service, too."""
     return fields.string("apiVersion") == "v1"
+
+
+def _is_policy(fields: Fields, kind: str) -> bool:
+    """Whether an object is a NetworkPolicy, if perhaps one that we cannot read: such a one must not
+    be passed over. Those of network plugins, in groups of their own, are another thing."""
+    api = fields.values.get("apiVersion")
+    group = api.rpartition("/")[0] if isinstance(api, str) else ""
+    return kind.casefold() == POLICY.casefold() and group in ("", *_POLICY_GROUPS)
 
 
 def _name(fields: Fields) -> str:

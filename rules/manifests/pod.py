@@ -1,5 +1,8 @@
 """A Pod becomes the ports that its containers announce. Kubernetes opens and closes nothing by
-them; they say what is there, and a Service finds named ones."""
+them; they say what is there, and a Service finds named ones. And it becomes its labels and its
+addresses, by which policies find it."""
+
+from ipaddress import ip_address
 
 from rules.manifests import metadata
 from rules.manifests.fields import Fields
@@ -14,12 +17,13 @@ from rules.manifests.named_ports import (
     read_port,
 )
 from rules.manifests.ports import is_service_name, too_many
-from rules.model import Protocol
+from rules.model import Address, Protocol
 from rules.services import Pod, PodPort
 
 PORT_KEYS = ("name", "protocol", "containerPort", "hostPort", "hostIP")
 FOLLOWERS = ("hostPort",)
 CONTAINERS = ("containers", "initContainers")
+ENDED = ("Succeeded", "Failed")
 
 
 def read_pod(document: Fields, *, limit: int) -> Pod | None:
@@ -28,6 +32,7 @@ def read_pod(document: Fields, *, limit: int) -> Pod | None:
     namespace, name = metadata.identity(own_metadata)
     annotations = Annotations(document)
     annotations.collect(own_metadata)
+    labels = metadata.labels(own_metadata.mapping("labels"))
     if not document.given("spec"):
         document.missing("spec", "the Pod's specification")
     spec = document.mapping("spec")
@@ -47,7 +52,32 @@ def read_pod(document: Fields, *, limit: int) -> Pod | None:
         namespace=namespace,
         name=name,
         ports=tuple(_announced(container, port) for container, port in every),
+        labels=labels,
+        addresses=() if spec.values.get("hostNetwork") else _addresses(document),
     )
+
+
+def _addresses(document: Fields) -> tuple[Address, ...]:
+    """What the Pod was given; nobody writes the status, so what is odd there is passed over. Those
+    of the host are everybody's there, and those of a Pod that has ended are soon another's."""
+    status = document.values.get("status")
+    if not isinstance(status, dict) or status.get("phase") in ENDED:
+        return ()
+    several = status.get("podIPs")
+    texts = (
+        [one.get("ip") for one in several if isinstance(one, dict)]
+        if isinstance(several, list)
+        else []
+    )
+    found: list[Address] = []
+    for text in (*texts, status.get("podIP")):
+        try:
+            address = ip_address(text) if isinstance(text, str) else None
+        except ValueError:
+            continue
+        if address and address not in found and not metadata.is_elsewhere(address):
+            found.append(address)
+    return tuple(found)
 
 
 def _ports(container: Fields, limit: int) -> list[Port]:
