@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 # python-iptables is built from source.
 PYTHON_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev
 RUNTIME_PACKAGES := $(PYTHON_PACKAGES) libnftables1 iproute2
-TEST_PACKAGES := $(RUNTIME_PACKAGES) nftables conntrack iptables debootstrap systemd-container podman openssl
+TEST_PACKAGES := $(RUNTIME_PACKAGES) nftables conntrack iptables debootstrap systemd-container podman openssl curl python3-pyftpdlib
 
 # Where `make install` puts things. DESTDIR comes before every path, and no installed file names it.
 PREFIX ?= /usr/local
@@ -165,6 +165,7 @@ present() {
         netavark) command -v netavark || test -x /usr/lib/podman/netavark ;;
         containernetworking-plugins) test -x /usr/lib/cni/portmap ;;
         passt) command -v pasta ;;
+        python3-pyftpdlib) /usr/bin/python3 -c 'import pyftpdlib' ;;
         dbus) command -v dbus-daemon ;;
         python3-dbus) /usr/bin/python3 -c 'import dbus' ;;
         *) command -v "$$1" ;;

@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from agent.backoff import FAILURES
 from agent.errors import BadManifest, Failure, NoNamespace, NotPermitted
@@ -174,6 +175,8 @@ class Keeper:
             self._numbers.setdefault(kept.nsid, set()).add(kept.netns)
         for kept in self._kept.values():
             kept.look = True
+        if NODE in self._kept:
+            self._kept[NODE].proven = None  # who listens there sends no events
 
     def renew(self) -> None:
         """Look at everything from the ground up, without waiting for anyone's back-off."""
@@ -246,15 +249,13 @@ class Keeper:
     # ------------------------------------------------------------------------ what it does
 
     def work(self, beat: Callable[[], None], stopping: Callable[[], bool]) -> bool:
-        """Look at what is due; whether anything was. Those to be cleared come last: another name of
-        the same namespace may be wanted."""
+        """Look at what is due; whether anything was. The node comes after what it leads to, and those
+        to be cleared last: another name of the same namespace may be wanted."""
         now = self._clock()
         due = self._due(now)
         for _ in range(ROUNDS):
-            for kept in sorted(self._due(now), key=lambda kept: (kept.leaving, kept.netns)):
-                if stopping():
-                    break
-                if kept.netns != NODE or kept.leaving:
+            for kept in self._due(now):
+                if not kept.leaving and kept.netns != NODE and not stopping():
                     self._look(kept)
                     beat()
             if not self._reselect or not self._laws.policies or stopping():
@@ -262,6 +263,10 @@ class Keeper:
             self._fenced()  # who has which address may be known by now
         if not stopping():
             self._publish(now)
+        for kept in self._due(now):
+            if kept.leaving and not stopping():
+                self._look(kept)
+                beat()
         try:
             self._metrics.forgot(self.kernel.afterwards())
         except Failure as failure:
@@ -269,7 +274,9 @@ class Keeper:
         return bool(due)
 
     def _due(self, now: float) -> list[Kept]:
-        return [kept for kept in self._kept.values() if kept.due <= now]
+        """The node is first among equals: nothing is sent on to where nobody forwards it."""
+        due = [kept for kept in self._kept.values() if kept.due <= now]
+        return sorted(due, key=lambda kept: (kept.netns != NODE, kept.netns))
 
     def _publish(self, now: float) -> None:
         """Look at the node, whose Services lead to what was found in all others."""
@@ -355,7 +362,7 @@ class Keeper:
 
     def _wish(self, kept: Kept) -> Wish:
         if kept.netns == NODE and not kept.leaving and self._publisher is not None:
-            return self._publisher.wish
+            return partial(self._publisher.wish, unclaimed_stay=self._may_be_claimed(kept))
         return wish_of(kept.machines, kept.made)
 
     def _may_be_claimed(self, kept: Kept) -> bool:

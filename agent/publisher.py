@@ -5,13 +5,13 @@ is lost, the rules in the kernel still tell.
 
 from collections.abc import Collection, Iterable, Mapping
 
-from rules.allotment import DYNAMIC, STATIC, Allotment, allot, name_of, recalled, wishes
+from rules.allotment import DYNAMIC, STATIC, Allotment, allot, holder_of, name_of, recalled, wishes
 from rules.desired import label
-from rules.model import Desired, Machine, Pending, Rule, Surroundings
+from rules.model import OWN, Chain, Desired, Machine, Pending, Rule, Surroundings
 from rules.node_ports import Bands, Held
-from rules.occupied import Listener, Occupied
+from rules.occupied import Listener, Occupied, Translation
 from rules.ports import ALL_PORTS, PortRange
-from rules.publish import Face, Publishing, desire_node, faces, refuse
+from rules.publish import Face, Publishing, desire_node, faces, newcomers, refuse
 from rules.selection import Selection, select
 from rules.services import Endpoint, Publication, Service
 from rules.shapes import lives
@@ -47,21 +47,33 @@ class Published(Value):
     allotment: Allotment
 
 
-def published(
+def published(  # noqa: PLR0913 - what is to be, what was, and where
     selection: Selection,
     namespace: "Namespace",
     how: Publishing,
     bands: Bands,
     stored: Iterable[Held] = (),
+    *,
+    unclaimed_stay: bool = False,
 ) -> Published:
-    """What Services should become in this namespace, which is the node's own."""
+    """What Services should become in this namespace, which is the node's own; where what nobody
+    claims there stays, nobody gets its ports either."""
     rules = list(lives(namespace.observe()).by_rule)
     publications = selection.publications
-    known = recalled(bands, stored, rules, [one.service for one in publications], how.addresses)
+    before = [*_given_to_others(publications, how), *stored]
+    known = recalled(bands, before, rules, [one.service for one in publications], how.addresses)
     endpoints = {end.address for one in publications for port in one.endpoints for end in port}
-    node = namespace.node(sorted(endpoints, key=str), others=_are_new(publications, rules))
-    allotment = allot(known, publications, _used(node.occupied))
-    found, notes = faces(publications, allotment.allocations, node.own, how)
+    unclaimed = _unclaimed(publications, rules) if unclaimed_stay else ()
+    others = False  # are asked only if there is news: there may be thousands of them
+    while True:
+        node = namespace.node(sorted(endpoints, key=str), others=others)
+        theirs = (*node.occupied.translations, *unclaimed)
+        node = replace(node, occupied=replace(node.occupied, translations=theirs))
+        allotment = allot(known, publications, _used(node.occupied))
+        found, notes = faces(publications, allotment.allocations, node.own, how)
+        if others or not (allotment.dynamic.given or newcomers(found, rules)):
+            break
+        others = True
     node = replace(node, occupied=_named(node.occupied, found))
     kept, refused, more = refuse(found, rules, node.occupied)
     desired = desire_node(kept, node, how, pending=_pending(publications))
@@ -89,16 +101,32 @@ def published_from_nothing(selection: Selection, how: Publishing, bands: Bands) 
     )
 
 
-def _are_new(publications: Iterable[Publication], rules: Iterable[Rule]) -> bool:
-    """Whether something is to be published that is not: only then must others be asked, of whom
-    there may be thousands."""
-    owners = {rule.owner for rule in rules}
-    return any(
-        label(name_of(one.service, port)) not in owners
+def _given_to_others(publications: Iterable[Publication], how: Publishing) -> list[Held]:
+    """What an API server gave to those without a range: kube-proxy serves it, whoever had it."""
+    return [
+        (holder_of(one.service, port), port.node_ports)
         for one in publications
-        for port, behind in zip(one.service.ports, one.endpoints, strict=True)
-        if behind or port in wishes(one.service)
-    )
+        for port in wishes(one.service)
+        if how.ranges_only and port.node_ports and not port.ranged
+    ]
+
+
+def _unclaimed(publications: Iterable[Publication], rules: Iterable[Rule]) -> list[Translation]:
+    """What is live for who is in no manifest that we can read."""
+    names = {
+        label(name_of(one.service, port)) for one in publications for port in one.service.ports
+    }
+    return [
+        Translation(
+            where=f"{rule.owner}, whose manifest cannot be read,",
+            family=rule.family,
+            protocol=rule.protocol,
+            ports=(rule.ports,),
+            destination=None if rule.destination in OWN.values() else rule.destination,
+        )
+        for rule in rules
+        if rule.chain is Chain.PREROUTING and rule.ports and rule.owner not in names
+    ]
 
 
 def _used(occupied: Occupied) -> list[PortRange]:
@@ -141,7 +169,8 @@ class Publisher:
         self._how, self._bands = how, bands
         self._services: tuple[Service, ...] = ()
         self._endpoints: Endpoints | None = None
-        self._unknown = self._away = ""
+        self._unknown = self._away = self._unread = ""
+        self._told = "", "", ""  # what is wrong with the source, when last selected
         self._selection: Selection | None = None
         self._refused: frozenset[tuple[str, str]] = frozenset()  # whom what, when last asked
 
@@ -154,6 +183,9 @@ class Publisher:
         """This is what the source says."""
         self._services, self._endpoints = meaning.services, meaning.endpoints
         self._unknown, self._away = meaning.services_unknown, meaning.services_away
+        self._unread = meaning.unreadable if meaning.endpoints is None else ""
+        if self._unread and not self._services and self._store.has_published:
+            self._unknown = self._unread  # what an earlier run published may be wanted
 
     def use(self, how: Publishing, bands: Bands) -> None:
         """From now on it is published like this."""
@@ -167,26 +199,31 @@ class Publisher:
         surroundings: Mapping[str, Surroundings],
         unknown: Collection[str],
     ) -> bool:
-        """Find what is behind each Service now; whether it is something else than before."""
-        before = self._selection
+        """Find what is behind each Service now; whether it is something else than before, or is
+        to be told otherwise."""
+        before, told = self._selection, self._told
+        self._told = self._unknown, self._away, self._unread
         if self._endpoints is None:
             self._selection = select(self._services, machines, surroundings, unknown)
         else:
             listed = [_listed(service, self._endpoints) for service in self._services]
             self._selection = Selection(publications=tuple(listed))
-        return self._selection != before
+        return (self._selection, self._told) != (before, told)
 
-    def wish(self, namespace: "Namespace", _: Surroundings) -> Desired:
+    def wish(
+        self, namespace: "Namespace", _: Surroundings, *, unclaimed_stay: bool = False
+    ) -> Desired:
         """What the node should hold; what is given is stored before any rule tells of it."""
         if self._unknown:
             return Desired(unclaimed_stay=True, notes=(f"Services: {self._unknown}",))
         selection = self._selection or Selection()
         stored = self._store.node_ports()
-        found = published(selection, namespace, self._how, self._bands, stored)
+        stay = unclaimed_stay or bool(self._unread)
+        found = published(selection, namespace, self._how, self._bands, stored, unclaimed_stay=stay)
         self._store.keep_node_ports(found.allotment.allocations.pairs)
         self._count(found.allotment)
         away = (f"Services: {self._away}",) if self._away else ()
-        return replace(found.desired, notes=(*away, *found.desired.notes))
+        return replace(found.desired, unclaimed_stay=stay, notes=(*away, *found.desired.notes))
 
     def left(self) -> None:
         """The node was cleared."""

@@ -74,25 +74,25 @@ def allot(
         for one in sorted(publications, key=lambda one: str(one.service))
         for port in wishes(one.service)
     ]
-    holders = {holder_of(*each) for each in asking}
-    known = release(known, *(known.held.keys() - holders))
+    wishing = {holder_of(*each): each[1].node_ports for each in asking}
+    known = release(known, *(known.held.keys() - wishing.keys()))
     before = dict(known.held)
+    leaving = [one for one, ports in before.items() if wishing[one] not in (None, ports)]
+    known = release(known, *leaving)  # all at once, as two may change places
+    asking.sort(key=lambda each: _turn(each[0], each[1], before))
+    left, avoided = asking, tuple(avoid)
+    while True:  # who moves or goes without leaves something for who was refused
+        known, why = _granted(known, left, avoided)
+        if len(why) == len(left):
+            break
+        left = [each for each in left if holder_of(*each) in why]
     given = {STATIC: 0, DYNAMIC: 0}
     refused: dict[str, list[Pending]] = {STATIC: [], DYNAMIC: []}
-    avoided = tuple(avoid)
-    for service, port in sorted(asking, key=lambda each: _turn(each[0], each[1], before)):
-        holder = holder_of(service, port)
-        scope = DYNAMIC if port.node_ports is None else STATIC
-        if port.node_ports is not None:
-            result = assign(known, holder, port.node_ports)
-        else:
-            result = _given(known, service, port, avoided)
-        if isinstance(result, Refused):
-            refused[scope].append(Pending(name_of(service, port), _words(result)))
-            known = release(known, holder)
-        else:
-            given[scope] += before.get(holder) != result.held[holder]
-            known = result
+    for service, port in asking:
+        holder, scope = holder_of(service, port), STATIC if port.node_ports else DYNAMIC
+        given[scope] += holder not in why and before.get(holder) != known.held[holder]
+        if holder in why:
+            refused[scope].append(Pending(name_of(service, port), _words(why[holder])))
     return Allotment(
         allocations=known,
         static=Scope(given[STATIC], tuple(refused[STATIC])),
@@ -100,13 +100,39 @@ def allot(
     )
 
 
+def _granted(
+    known: Allocations,
+    asking: Iterable[tuple[Service, ServicePort]],
+    avoid: tuple[PortRange, ...],
+) -> tuple[Allocations, dict[Holder, Refused]]:
+    """What they have when each was asked once, and who got nothing."""
+    why: dict[Holder, Refused] = {}
+    for service, port in asking:
+        holder = holder_of(service, port)
+        if port.node_ports is not None:
+            result = assign(known, holder, port.node_ports)
+        else:
+            result = _given(known, service, port, avoid)
+        if isinstance(result, Refused):
+            why[holder] = result
+            known = release(known, holder)
+        else:
+            known = result
+    return known, why
+
+
 def _turn(
     service: Service, port: ServicePort, before: Mapping[Holder, PortRange]
-) -> tuple[bool, bool, str, str, str]:
-    held = before.get(holder_of(service, port))
-    wish = port.node_ports
-    keeps = held is not None and wish in (None, held)
-    return not keeps, wish is None, str(service), port.name, port.protocol.value
+) -> tuple[int, str, str, str]:
+    """Who only keeps, who wishes, who needs more or fewer than before, who has none."""
+    held, wish = before.get(holder_of(service, port)), port.node_ports
+    if wish is not None:
+        turn = 0 if wish == held else 1
+    elif held is not None:
+        turn = 0 if len(held) == len(port.ports) else 2
+    else:
+        turn = 3
+    return turn, str(service), port.name, port.protocol.value
 
 
 def _given(
@@ -115,15 +141,17 @@ def _given(
     """Where another protocol has the same ports of the Service it gets the same node ports, as from
     the API server. What is drawn depends on the name: who is planned for gets it when it comes to
     it, and loses nothing with the state."""
-    holder = holder_of(service, port)
+    holder, count = holder_of(service, port), len(port.ports)
     held = known.held.get(holder)
-    for other in service.ports if held is None else ():
+    for other in () if held and len(held) == count else service.ports:
         theirs = known.held.get(holder_of(service, other))
-        if theirs and other.ports == port.ports and other.protocol is not port.protocol:
+        if not theirs or len(theirs) != count:
+            continue
+        if other.ports == port.ports and other.protocol is not port.protocol:
             same = assign(known, holder, theirs)
             if isinstance(same, Allocations):
                 return same
-    return allocate(known, holder, len(port.ports), _drawing(str(holder)), avoid)
+    return allocate(known, holder, count, _drawing(str(holder)), avoid)
 
 
 def _drawing(name: str) -> Pick:
@@ -152,14 +180,18 @@ def recalled(
     """What was given before: as it was written down, else as the rules in the kernel tell, for the
     node's own addresses or these."""
     at = {*OWN.values(), *addresses}
-    live: dict[str, PortRange] = {}
+    live: dict[str, set[PortRange]] = {}
     for rule in rules:
         if rule.chain is Chain.PREROUTING and rule.destination in at and rule.ports:
-            live.setdefault(rule.owner, rule.ports)
+            live.setdefault(rule.owner, set()).add(rule.ports)
     found = [
         (holder_of(service, port), ports)
         for service in services
         for port in wishes(service)
-        if (ports := live.get(label(name_of(service, port)))) and len(ports) == len(port.ports)
+        # One of the addresses may be external, too: there it has its own ports.
+        for ports in sorted(
+            live.get(label(name_of(service, port)), ()), key=lambda one: (one == port.ports, one)
+        )
+        if len(ports) == len(port.ports)
     ]
     return rebuild(bands, [*stored, *found])[0]

@@ -31,9 +31,9 @@ from rules.policies import (
 from rules.ports import PortRange, coalesce
 from rules.values import replace
 
-# Among more, nobody looks for those that others make needless: they do no harm, and every one is
-# held against every other.
-MOST_COMPARED = 512
+# Among more allowances, or more networks, nobody looks for what others make needless: it does no
+# harm, and to find it each is held against all. A tenant could write that for hours.
+MOST_COMPARED = 128
 
 Names = tuple[tuple[str, Protocol, int], ...]
 Reach = Mapping[Family, tuple[Network, ...] | None]  # None: everybody; no such family: nobody
@@ -217,7 +217,11 @@ def fewest(granted: Iterable[Allowance]) -> tuple[Allowance, ...]:
     joined = sorted(
         [whole for some in alike.values() for whole in _joined(some)], key=lambda one: one.key
     )
-    return tuple(joined if len(joined) > MOST_COMPARED else _needed(joined))
+    whole = [one for one in joined if one.peers is None and one.ports is None]
+    left = [
+        one for one in joined if not any(one is not other and _meet(one, other) for other in whole)
+    ]
+    return tuple(left if len(left) > MOST_COMPARED else _needed(left))
 
 
 def _joined(some: list[Allowance]) -> Iterator[Allowance]:
@@ -275,13 +279,14 @@ def _is_covered(one: Allowance, others: list[Allowance]) -> bool:
 def _have(one: Allowance, others: list[Allowance]) -> bool:
     """Whether the peers of the others are all of its peers, or more."""
     wanted, sets = _networks(one), list(map(_networks, others))
-    if not any(holder(some, wanted[0].network_address) for some in sets):
-        return False  # most end here, before thousands are compared
-    together = sets[0] if len(sets) == 1 else collapsed(list(chain.from_iterable(sets)))
-    return all(_is_within(network, together) for network in wanted)
+    near = [some for some in sets if holder(some, wanted[0].network_address)]
+    if not near or any(_are_within(wanted, some) for some in near):
+        return bool(near)
+    together = list(chain.from_iterable(sets))
+    return len(together) <= MOST_COMPARED and _are_within(wanted, collapsed(together))
 
 
-def _is_within(network: Network, fewest_networks: Sequence[Network]) -> bool:
-    """Whether all of it is there; among the fewest networks, that can only be in one."""
-    home = holder(fewest_networks, network.network_address)
-    return home is not None and home.prefixlen <= network.prefixlen
+def _are_within(networks: Sequence[Network], others: Sequence[Network]) -> bool:
+    """Whether all of them are there; as the others are the fewest, each is in one of them."""
+    homes = ((one, holder(others, one.network_address)) for one in networks)
+    return all(home is not None and home.prefixlen <= one.prefixlen for one, home in homes)

@@ -278,10 +278,8 @@ def _matches(what: Rule | Lookup) -> Iterator[bytes]:
         yield from _is(_expression("fib", _numbers(1, ADDRESS_TYPE, OF_DESTINATION)), LOCAL)
     elif what.destination is not None:
         yield from _is(_payload(NETWORK, destination, length), what.destination.packed)
-    if what.protocol is not None and (what.share is not None or isinstance(what, Rule)):
+    if what.protocol is not None and (isinstance(what, Rule) or _reads_ports(what.share)):
         yield from _is(_meta(L4PROTO), bytes([NUMBERS[what.protocol]]))
-    if what.share is not None:
-        yield from _shared(what.share, what.family)
     if isinstance(what, Rule) and what.ports is not None:
         yield _payload(TRANSPORT, 2, 2)
         first, last = (port.to_bytes(2, "big") for port in (what.ports.first, what.ports.last))
@@ -293,6 +291,8 @@ def _matches(what: Rule | Lookup) -> Iterator[bytes]:
                 _compare(UP_TO, last),
             ]
         )
+    if what.share is not None:
+        yield from _shared(what.share, what.family)
     if isinstance(what, Rule):
         yield from _filtered(what)
 
@@ -305,6 +305,11 @@ def _filtered(rule: Rule) -> Iterator[bytes]:
         yield _expression("lookup", attribute(1, _text(str(rule.peers))), attribute(2, _number(1)))
     if rule.resumes:
         yield from RESUMING
+
+
+def _reads_ports(share: Share | None) -> bool:
+    """Whether it must be known before that a packet has any; nft would list it where it is not."""
+    return share is not None and not share.client
 
 
 def _verdict(rule: Rule) -> Iterator[bytes]:
@@ -321,7 +326,7 @@ def _verdict(rule: Rule) -> Iterator[bytes]:
 
 
 def _looked_up(lookup: Lookup) -> Iterator[bytes]:
-    if lookup.share is None:  # else it was asked before
+    if not _reads_ports(lookup.share):  # else it was asked before
         yield from _is(_meta(L4PROTO), bytes([NUMBERS[lookup.protocol]]))
     yield from _found(name(lookup), 1)
     if lookup.shifted:

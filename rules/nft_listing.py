@@ -223,10 +223,12 @@ def _decode_map(
 
 def _shifted(ports: PortRange, shifts: dict[int, int]) -> int:
     """The port that the first of a range leads to, if all others follow; they are taken out."""
-    to = [shifts.pop(port) for port in range(ports.first, ports.last + 1)]
-    if to != [*range(to[0], to[0] + len(ports))]:
+    to = shifts[ports.first]
+    if any(shifts[port] - port != to - ports.first for port in range(ports.first, ports.last + 1)):
         raise ValueError(ports)
-    return to[0]
+    for port in range(ports.first, ports.last + 1):
+        del shifts[port]
+    return to
 
 
 def _strange_element(pair: "Any", lookup: Lookup) -> list[Foreign]:
@@ -362,7 +364,7 @@ def _parse_matches(
     for condition in conditions:
         if not terms.take(condition):
             _parse_match(chain, condition, fields, families)
-    more = terms.told(families)
+    more = terms.told(families, fields)
     if fields.keys() & more.keys():
         raise ValueError("matched twice")
     (family,) = families

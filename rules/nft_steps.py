@@ -2,13 +2,14 @@
 as a command of libnftables or a line of a script (rules/nft.py), or as bytes (rules/nft_batch.py).
 """
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from rules import nft_sets
 from rules.model import ELEMENT, MAP, RULE, SET, Chain, Foreign, Live, Lookup, Peers, Rule
 from rules.nft_sets import SetStep
 from rules.plan import Plan, Table
-from rules.shapes import count, lookup_of
+from rules.ports import PortRange, coalesce, subtract
+from rules.shapes import lookup_of
 from rules.values import Value
 
 
@@ -164,8 +165,8 @@ def _guarded(plan: Plan) -> frozenset[Chain]:
 
 
 def in_turn(plan: Plan) -> list[list[Step]]:
-    """The same steps as one transaction or, where rules become a map, two: it is filled before
-    anything looks into it.
+    """The same steps as one transaction or, where a map takes the place of rules or of another map,
+    two: it is filled before anything looks into it.
 
     Since nft_set_rbtree has an array (Linux 7.0, 6.18.y) a map made by a transaction is empty to
     packets until the transaction's end, when its rules are long in use. New flows that came in
@@ -174,8 +175,12 @@ def in_turn(plan: Plan) -> list[list[Step]]:
     found = steps(plan)
     if plan.table is not Table.KEEP or not (plan.gathering or plan.sets.keys() - plan.sets_before):
         return [found] if found else []
-    served = count(live.rule for live in (*plan.unchanged, *(old for old, _ in plan.change)))
-    maps = {lookup for lookup in plan.gathering if served[lookup]}
+    served: dict[tuple[object, ...], list[PortRange]] = {}
+    for old in (*plan.unchanged, *plan.remove, *(old for old, _ in plan.change)):
+        if isinstance(old, Live) and old.rule.ports:
+            served.setdefault(_packets(old.rule), []).append(old.rule.ports)
+    fills = [step for step in found if isinstance(step, Fill) and step.lookup in plan.gathering]
+    maps = {fill.lookup for fill in fills if _are_in(served.get(_packets(fill.lookup), ()), fill)}
     new = plan.sets.keys() - plan.sets_before
     first = [step for step in found if _fills(step) in maps or _is_of(step, new)]
     strangers = _strangers(plan)
@@ -188,6 +193,17 @@ def in_turn(plan: Plan) -> list[list[Step]]:
 def _is_of(step: Step, new: Set[Peers]) -> bool:
     """Whether it makes or fills one of these sets."""
     return isinstance(step, nft_sets.MakeSet | nft_sets.Join) and step.peers in new
+
+
+def _packets(what: Rule | Lookup) -> tuple[object, ...]:
+    """Which it is for, but for their ports, and whose share they are: that changes with rules."""
+    return what.chain, what.family, what.protocol, what.interface, what.destination
+
+
+def _are_in(served: Iterable[PortRange], fill: Fill) -> bool:
+    """Whether a map gets some of the ports that were served so far."""
+    ports = [rule.ports for rule in fill.rules if rule.ports]
+    return subtract(ports, served) != coalesce(ports)
 
 
 def _fills(step: Step) -> Lookup | None:

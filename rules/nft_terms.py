@@ -33,6 +33,7 @@ def meta(key: str) -> Json:
 # ------------------------------------------------------------------------- any address of its own
 
 _LOCAL = equal({"fib": {"result": "type", "flags": ["daddr"]}}, "local")
+_LOCAL_TOO = equal({"fib": {"result": "type", "flags": "daddr"}}, "local")  # from nft 1.1.4 on
 _OUTSIDE = {
     Family.IP: equal(field("ip", "daddr"), {"prefix": {"addr": "127.0.0.0", "len": 8}}, "!="),
     Family.IP6: equal(field("ip6", "daddr"), "::1", "!="),
@@ -131,7 +132,7 @@ class Terms:
         return bool(name)
 
     def _read(self, condition: "Any") -> "tuple[str, Any]":
-        if condition == _LOCAL:
+        if condition in (_LOCAL, _LOCAL_TOO):
             return "own", True
         if condition == _TRANSLATED:
             return "translated", True
@@ -153,9 +154,10 @@ class Terms:
                 return "remote", (family, _addresses(right, family))
         return "", None
 
-    def told(self, families: set[Family]) -> "dict[str, Any]":
+    def told(self, families: set[Family], others: "dict[str, Any]") -> "dict[str, Any]":
         """The fields of a rule that they are, once its other conditions are read; families get
-        those that they name. Raises where a part is missing."""
+        those that they name. Raises where a part is missing. A single endpoint is no set to nft: it
+        was read as the destination."""
         found = self._found
         fields: dict[str, Any] = {}
         if found.get("own") or "outside" in found:
@@ -164,9 +166,10 @@ class Terms:
         if "published" in found:
             family, published = found["published"]
             families.add(family)
-            remote: tuple[Family, tuple[Address, ...]] = found.get("remote", (family, ()))
+            links, remote = found.get("links", ()), found.get("remote", (family, ()))
+            if not links and not remote[1]:
+                remote = (family, (others.pop("destination"),))
             families.add(remote[0])
-            links = found.get("links", ())
             fields["detour"] = Detour(published=published, links=links, remote=remote[1])
         if found.keys() & {"links", "remote", "translated"} and not (
             "published" in found and found["translated"]

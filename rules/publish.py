@@ -28,7 +28,7 @@ from rules.model import (
 )
 from rules.node_ports import Allocations
 from rules.occupied import Occupied
-from rules.ports import PortRange, coalesce
+from rules.ports import PortRange, coalesce, subtract
 from rules.services import Endpoint, Publication, Service, ServicePort, ServiceType
 from rules.values import Value
 
@@ -238,7 +238,7 @@ def desire_node(
     if node is not None:
         rules |= {rule for family in families for rule in _detours(given, family, node)}
         sysctls |= set(_settings(given, families, node, how))
-        notes += _ephemeral(given, node)
+        notes += () if how.reserve else _ephemeral(given, node)
         notes += _unreachable(given, node)
         notes += [
             f"{link} bridges translated packets itself (net.bridge.bridge-nf-call-iptables): a"
@@ -282,11 +282,12 @@ def _shares(addresses: tuple[Address, ...], sticky: bool) -> tuple[tuple[int, Sh
         return tuple((place, _share(count, (place,))) for place in range(count))
     from hashlib import blake2b  # most Services do without
 
+    # Two at one address, with ports of their own, draw for themselves.
+    names = [one.packed * (1 + addresses[:place].count(one)) for place, one in enumerate(addresses)]
     won: dict[int, list[int]] = {}
     for number in range(NUMBERS):
         draws = [
-            blake2b(number.to_bytes(2, "big") + address.packed, digest_size=8).digest()
-            for address in addresses
+            blake2b(number.to_bytes(2, "big") + name, digest_size=8).digest() for name in names
         ]
         won.setdefault(draws.index(max(draws)), []).append(number)
     return tuple((place, Share(NUMBERS, tuple(won[place]), True)) for place in sorted(won))
@@ -315,6 +316,11 @@ def _detours(shown: Iterable[Face], family: Family, node: Node) -> Iterator[Rule
         ways.append(Detour(published=published, remote=tuple(sorted(remote))))
     for way in ways:
         yield Rule(chain=Chain.POSTROUTING, family=family, owner="node", detour=way)
+    for one in {end.address for end in endpoints}:  # what bridges translate came in on no link
+        if node.routes.get(one) in node.bridging:
+            yield Rule(
+                chain=Chain.POSTROUTING, family=family, owner="node", source=one, destination=one
+            )
 
 
 def _settings(
@@ -332,14 +338,11 @@ def _settings(
 
 def _ephemeral(shown: Iterable[Face], node: Node) -> Iterator[str]:
     given = node.occupied.ephemeral
+    free = subtract([given] if given else [], node.reserved)
     for face in shown:
-        if given and face.ports.overlaps(given) and not _reserved(face.ports, node):
+        if any(face.ports.overlaps(one) for one in free):
             words = f"meets the ports {given} that programs of the node are given at random"
             yield f"{face.name}: {face} {words} (net.ipv4.ip_local_port_range)"
-
-
-def _reserved(ports: PortRange, node: Node) -> bool:
-    return any(one.first <= ports.first and ports.last <= one.last for one in node.reserved)
 
 
 def _unreachable(shown: Iterable[Face], node: Node) -> Iterator[str]:

@@ -106,8 +106,11 @@ def name(lookup: Lookup) -> str:
 def _share(share: Share | None) -> str:
     if share is None:
         return ""
+    kind = "c" if share.client else "f"
+    if len(share.at) == 1:  # of thousands of endpoints, as bits it would be too long for a name
+        return f"/{kind}{share.at[0]}of{share.of}"
     numbers = sum(1 << number for number in share.at)
-    return f"/{'c' if share.client else 'f'}{numbers:x}of{share.of}"
+    return f"/{kind}x{numbers:x}of{share.of}"
 
 
 def port_name(lookup: Lookup) -> str:

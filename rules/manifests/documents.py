@@ -51,7 +51,6 @@ class Reading(Value, kw_only=True):
     skipped: tuple[Skipped, ...] = ()
     count: int = 0  # manifests of the kinds we read, the bad ones included
 
-
     @property
     def others(self) -> tuple[tuple[NetworkPolicy | Pod | Namespace, Path], ...]:
         """What gets no rules of its own, and where each is written."""

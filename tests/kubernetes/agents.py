@@ -4,7 +4,7 @@ own; the API server is the real one, and each virt-launcher a process that liste
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from tests.daemon.running import Node as Daemons
@@ -26,11 +26,13 @@ class Agents:
 
 @contextmanager
 def agents(
-    cluster: Cluster, folder: Path, name: str, *, services: bool = False
+    cluster: Cluster, folder: Path, name: str, *, services: bool = False, netns: str = ""
 ) -> Iterator[Agents]:
-    """A node of that name, which may do in the cluster what an agent needs and nothing else."""
+    """A node of that name, which may do in the cluster what an agent needs and nothing else; its
+    network namespace is that one, or one of its own."""
     cluster.grant(USER, RIGHTS, EVENTS, *((SERVICES, SLICES) if services else ()))
-    with made(folder / name) as daemons, cluster.reachable_from(daemons.home):
+    there = nullcontext(Daemons(folder / name, netns)) if netns else made(folder / name)
+    with there as daemons, cluster.reachable_from(daemons.home):
         kubelet = Kubelet(folder / name / "node", daemons.home)
         daemons.configure(
             source="kubernetes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from typing import Any
 
 import pytest
@@ -9,31 +10,68 @@ import pytest
 from rules.model import Chain, Desired, Family, Foreign, Live, Observed, Rule
 from rules.plan import Plan, Table, diff
 from rules.values import replace
-from rules.xtables import Json, built_in, decode, encode, name, script, statement, steps
-from tests.property.strategies import THEIRS, ListedFamilies
+from rules.xtables import (
+    FILTER,
+    NAT,
+    Json,
+    built_in,
+    decode,
+    encode,
+    name,
+    script,
+    statement,
+    steps,
+    table,
+)
+from tests.property.legacy_tables import LegacyFamilies, commits
+from tests.property.strategies import THEIRS
 from tests.unit.samples import OWNER, answerable, egress, forward, from_inside
 
 V6 = "fd10:0:2::2"
 PREROUTING = "PORTRANGER-PREROUTING"
+FORWARD = "PORTRANGER-FORWARD"
 JUMP = "-m comment --comment portranger -j"
 RETURN: Json = {"target": "RETURN", "counters": [0, 0]}
+
+
+def filtered(  # noqa: PLR0913 - every option has a default
+    text: str | None = None,
+    *,
+    into: str | None = None,
+    out_of: str | None = None,
+    peer: str | None = None,
+    accepts: bool = True,
+    owner: str = OWNER,
+) -> Rule:
+    """A rule in forward, for what enters or leaves a guest; for neither, what resumes flows."""
+    guest = into or out_of or "10.0.2.2"
+    found = forward(
+        text, chain=Chain.FORWARD, on=None, source=out_of, destination=into, to=guest, owner=owner
+    )
+    network = ip_network(peer) if peer else None
+    return replace(found, to=None, accepts=accepts, peer=network)
+
+
+RESUMING = filtered()
+INTO = filtered("tcp 80-90", into="10.0.2.2")
+GUARD = filtered(into="10.0.2.2", accepts=False)
 
 
 def want(*rules: Rule) -> Desired:
     return Desired(rules=frozenset(rules))
 
 
-def holding(*rules: Rule) -> ListedFamilies:
-    table = ListedFamilies()
+def holding(*rules: Rule) -> LegacyFamilies:
+    table = LegacyFamilies()
     table.commit(planned(table, *rules))
     return table
 
 
-def planned(table: ListedFamilies, *rules: Rule) -> Plan:
+def planned(table: LegacyFamilies, *rules: Rule) -> Plan:
     return diff("blue", want(*rules), table.observed())
 
 
-def settled(table: ListedFamilies, *rules: Rule) -> bool:
+def settled(table: LegacyFamilies, *rules: Rule) -> bool:
     """Whether carrying out the plan leaves nothing to plan."""
     table.commit(planned(table, *rules))
     return planned(table, *rules).empty
@@ -104,6 +142,72 @@ RULES = [
         },
         id="an address that the guest can answer to",
     ),
+    pytest.param(
+        RESUMING,
+        "-m conntrack --ctstate RELATED,ESTABLISHED",
+        "-j ACCEPT",
+        {"conntrack": {"ctstate": "RELATED,ESTABLISHED"}, "target": "ACCEPT"},
+        id="what belongs to open flows",
+    ),
+    pytest.param(
+        INTO,
+        "-d 10.0.2.2 -p tcp -m tcp --dport 80:90",
+        "-j ACCEPT",
+        {
+            "dst": "10.0.2.2",
+            "protocol": "tcp",
+            "tcp": {"dport": "80:90"},
+            "target": "ACCEPT",
+        },
+        id="from anybody to the guest",
+    ),
+    pytest.param(
+        filtered("sctp 7", out_of=V6),
+        f"-s {V6} -p sctp -m sctp --dport 7",
+        "-j ACCEPT",
+        {"src": V6, "protocol": "sctp", "sctp": {"dport": "7"}, "target": "ACCEPT"},
+        id="from the guest to anybody",
+    ),
+    pytest.param(
+        GUARD,
+        "-d 10.0.2.2",
+        "-j DROP",
+        {"dst": "10.0.2.2", "target": "DROP"},
+        id="nothing else to the guest",
+    ),
+    pytest.param(
+        filtered(out_of=V6, accepts=False),
+        f"-s {V6}",
+        "-j DROP",
+        {"src": V6, "target": "DROP"},
+        id="nothing else from the guest",
+    ),
+]
+WITH_PEERS = [
+    pytest.param(
+        filtered("udp 53", into="10.0.2.2", peer="10.1.0.0/16"),
+        '-s 10.1.0.0/16 -d 10.0.2.2 -p udp -m udp --dport 53 -m comment --comment "{} (ingress)"',
+        {"src": "10.1.0.0/16", "dst": "10.0.2.2", "protocol": "udp", "udp": {"dport": "53"}},
+        id="a network to the guest",
+    ),
+    pytest.param(
+        filtered(out_of=V6, peer="fd00::/8"),
+        f'-s {V6} -d fd00::/8 -m comment --comment "{{}} (egress)"',
+        {"src": V6, "dst": "fd00::/8"},
+        id="the guest to a network",
+    ),
+    pytest.param(
+        filtered(into="10.0.2.2", peer="10.0.3.2/32"),
+        '-s 10.0.3.2 -d 10.0.2.2 -m comment --comment "{} (ingress)"',
+        {"src": "10.0.3.2", "dst": "10.0.2.2"},
+        id="a host to the guest",
+    ),
+    pytest.param(
+        filtered(out_of="10.0.3.2", peer="10.0.2.2/32"),
+        '-s 10.0.3.2 -d 10.0.2.2 -m comment --comment "{} (egress)"',
+        {"src": "10.0.3.2", "dst": "10.0.2.2"},
+        id="the guest to a host",
+    ),
 ]
 
 
@@ -128,6 +232,24 @@ def test_a_rule_comes_back_from_the_listing_with_its_place_and_counters(
     listed = {"comment": {"comment": OWNER}, **fields, "counters": [3, 180]}
     seen = observed(rule.family, rule.chain, RETURN, listed)
     assert seen.live == (Live(rule, 1, packets=3, octets=180),)
+
+
+@pytest.mark.parametrize(("rule", "words", "fields"), WITH_PEERS)
+def test_a_rule_with_a_peer_says_in_its_comment_which_end_is_the_guest(
+    rule: Rule, words: str, fields: Json
+) -> None:
+    assert statement(rule) == f"{words.format(OWNER)} -j ACCEPT"
+    way = "egress" if rule.destination is None else "ingress"
+    comment = {"comment": {"comment": f"{OWNER} ({way})"}}
+    assert encode(rule) == {**comment, **fields, "target": "ACCEPT"}
+    bits = 32 if rule.family is Family.IP else 128
+    ends = {end: text if "/" in text else f"{text}/{bits}" for end, text in listed_ends(fields)}
+    seen = observed(rule.family, rule.chain, {**encode(rule), **ends, "counters": [3, 180]})
+    assert seen.live == (Live(rule, 0, packets=3, octets=180),)
+
+
+def listed_ends(fields: Json) -> list[tuple[str, str]]:
+    return [(end, str(fields[end])) for end in ("src", "dst") if end in fields]
 
 
 def observed(family: Family, chain: Chain, *rules: Json, jumps: int = 1) -> Observed:
@@ -203,6 +325,52 @@ def test_what_we_could_not_have_written_is_foreign(fields: Json) -> None:
     assert foreign.text
 
 
+def let_in(**more: object) -> Json:
+    """Our rule in forward for tcp 80-90 from a network, with some of it otherwise."""
+    rule = filtered("tcp 80-90", into="10.0.2.2", peer="10.1.0.0/16")
+    fields = encode(rule) | {"counters": (0, 0)} | more
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param(let_in(comment={"comment": OWNER}), id="no word of which end is the guest"),
+        pytest.param(let_in(dst="10.0.2.0/24"), id="a network at both ends"),
+        pytest.param(let_in(comment={"comment": f"{OWNER} (egress)"}), id="the wrong end"),
+        pytest.param(let_in(dst=None), id="a network to everybody"),
+        pytest.param(let_in(src="!10.1.0.0/16"), id="everybody but a network"),
+        pytest.param(let_in(src="10.1.0.7/16"), id="a network with more than its bits"),
+        pytest.param(let_in(src="fd00::/8"), id="a peer of the other family"),
+        pytest.param(let_in(target="REJECT"), id="a rejection"),
+        pytest.param(let_in(target="RETURN"), id="a way back"),
+        pytest.param(let_in(target="MASQUERADE"), id="a translation"),
+        pytest.param(let_in(conntrack={"ctstate": "NEW"}), id="new flows"),
+        pytest.param(let_in(conntrack={"ctstate": "RELATED,ESTABLISHED"}), id="open flows of some"),
+        pytest.param(let_in(src=None, dst=None, tcp=None, protocol=None), id="everything"),
+        pytest.param(
+            encode(RESUMING) | {"conntrack": {"ctstate": "NEW,RELATED,ESTABLISHED"}},
+            id="open flows and new ones",
+        ),
+        pytest.param(encode(RESUMING) | {"target": "DROP"}, id="open flows are dropped"),
+        pytest.param(encode(GUARD) | {"limit": {"limit": "1/second"}}, id="a guard now and then"),
+    ],
+)
+def test_what_we_could_not_have_written_in_forward_is_foreign(fields: Json) -> None:
+    seen = observed(Family.IP, Chain.FORWARD, {"counters": (0, 0), **fields})
+    assert seen.live == ()
+    (foreign,) = seen.foreign
+    assert (foreign.chain, foreign.handle) == (f"ip {FORWARD}", 0)
+
+
+@pytest.mark.parametrize("verdict", ["ACCEPT", "DROP"])
+@pytest.mark.parametrize("chain", list(Chain)[:3])
+def test_a_filter_is_foreign_elsewhere(chain: Chain, verdict: str) -> None:
+    fields = {"dst": "10.0.2.2", "comment": {"comment": OWNER}, "counters": [0, 0]}
+    assert observed(Family.IP, chain, {**fields, "target": verdict}).live == ()
+    assert observed(Family.IP, Chain.FORWARD, {**fields, "target": verdict}).foreign == ()
+
+
 def test_a_foreign_rule_is_told_by_what_is_in_it() -> None:
     (foreign,) = observed(Family.IP, Chain.PREROUTING, listed(goto="FOREIGN")).foreign
     assert foreign.text == "comment goto in-interface protocol target tcp"
@@ -223,7 +391,11 @@ def test_chains_are_named_for_the_place_they_hang_at() -> None:
         ("PORTRANGER-PREROUTING", "PREROUTING"),
         ("PORTRANGER-OUTPUT", "OUTPUT"),
         ("PORTRANGER-POSTROUTING", "POSTROUTING"),
+        ("PORTRANGER-FORWARD", "FORWARD"),
     ]
+    tables = {table(text) for chain in list(Chain)[:3] for text in (name(chain), built_in(chain))}
+    assert tables == {NAT}
+    assert [table(text) for text in (FORWARD, "FORWARD")] == [FILTER, FILTER]
 
 
 def test_a_first_plan_makes_chains_then_rules_in_each_family_that_has_some() -> None:
@@ -268,7 +440,7 @@ def test_nothing_wanted_drops_everything_of_ours_and_nothing_else() -> None:
     assert plan.table is Table.DELETE
     assert [steps(plan, family) for family in Family] == [[["drop"]], [["drop"]]]
     table.commit(plan)
-    assert table.lists() == [[THEIRS, THEIRS]] * 6
+    assert table.lists() == [[THEIRS, THEIRS]] * 8
     assert table.observed() == Observed()
 
 
@@ -307,7 +479,7 @@ def test_an_empty_chain_that_nothing_leads_to_is_no_difference() -> None:
     assert planned(table, forward()).empty
     assert settled(table, forward(), forward(to=V6))
     assert settled(table)
-    assert table.lists() == [[THEIRS, THEIRS]] * 6
+    assert table.lists() == [[THEIRS, THEIRS]] * 8
 
 
 def test_empty_chains_alone_are_ours_to_remove() -> None:
@@ -324,6 +496,147 @@ def test_what_a_pending_machine_has_stays_in_its_place() -> None:
     desired = Desired(kept=frozenset({forward()}))
     plan = diff("blue", desired, table.observed())
     assert steps(plan, Family.IP) == [["delete", "PORTRANGER-POSTROUTING", 0]]
+
+
+# -------------------------------------------------------------------------------------- filters
+
+CLOSING = [
+    ["ensure", FORWARD, "FORWARD"],
+    ["append", FORWARD, encode(RESUMING)],
+    ["append", FORWARD, encode(GUARD)],
+]
+TRANSLATING = [["ensure", PREROUTING, "PREROUTING"], ["append", PREROUTING, encode(forward())]]
+OPENING = [["insert", FORWARD, 1, encode(INTO)]]
+
+
+def test_filters_close_before_translations_come_and_open_behind_them() -> None:
+    plan = diff("blue", want(INTO, GUARD, RESUMING, forward()), Observed())
+    assert commits(plan, Family.IP) == [(FILTER, CLOSING), (NAT, TRANSLATING), (FILTER, OPENING)]
+    assert commits(plan, Family.IP6) == []
+
+
+def test_filters_alone_are_one_commit() -> None:
+    plan = diff("blue", want(INTO, GUARD, RESUMING), Observed())
+    assert commits(plan, Family.IP) == [(FILTER, [*CLOSING, *OPENING])]
+
+
+def test_translations_go_before_the_guards_in_front_of_what_they_lead_to() -> None:
+    table = holding(INTO, GUARD, RESUMING, forward(), egress())
+    plan = planned(table, egress())
+    assert commits(plan, Family.IP) == [
+        (FILTER, [["delete", FORWARD, 1]]),
+        (NAT, [["delete", PREROUTING, 0]]),
+        (FILTER, [["delete", FORWARD, 1], ["delete", FORWARD, 0]]),
+    ]
+    assert settled(table, egress())
+    assert table[Family.IP].chains[FORWARD] == []
+
+
+def test_a_range_that_is_let_in_comes_before_guards_that_stay() -> None:
+    more = filtered("tcp 443", into="10.0.2.2")
+    table = holding(INTO, GUARD, RESUMING)
+    before = {live.rule: live.packets for live in table.observed().live}
+    assert commits(planned(table, INTO, more, GUARD, RESUMING), Family.IP) == [
+        (FILTER, [["ensure", FORWARD, "FORWARD"], ["insert", FORWARD, 2, encode(more)]])
+    ]
+    assert settled(table, INTO, more, GUARD, RESUMING)
+    after = {live.rule: live.packets for live in table.observed().live}
+    assert list(after) == [RESUMING, INTO, more, GUARD]
+    assert before.items() <= after.items()  # which the kernel counts on
+
+
+def test_what_resumes_flows_is_put_first() -> None:
+    table = holding(INTO, GUARD)
+    assert settled(table, INTO, GUARD, RESUMING)
+    assert [live.rule for live in table.observed().live] == [RESUMING, INTO, GUARD]
+
+
+@pytest.mark.parametrize("behind", [INTO, RESUMING], ids=["what lets in", "what resumes"])
+def test_a_guard_before_others_is_put_behind_them(behind: Rule) -> None:
+    table = holding(INTO, GUARD, RESUMING)
+    row = table[Family.IP].chains[FORWARD]
+    row.insert(0, row.pop())
+    if behind is RESUMING:
+        del row[2]
+    (foreign,) = table.observed().foreign
+    assert foreign == Foreign(f"ip {FORWARD}", 0, f"guard of {OWNER} before other rules")
+    assert settled(table, INTO, GUARD, RESUMING)
+    assert [live.rule for live in table.observed().live][-1] == GUARD
+
+
+def test_a_guard_of_translations_stands_behind_them() -> None:
+    guard = forward(None, destination="10.244.1.7", to=None)
+    table = holding(guard, forward())
+    assert settled(table, guard, forward(), forward("udp 53"))
+    held = [live.rule for live in table.observed().live]
+    assert held == [forward(), forward("udp 53"), guard]
+
+
+def test_strangers_in_our_chain_of_filters_go_before_anything_opens() -> None:
+    table = holding(INTO, GUARD, RESUMING, forward())
+    row = table[Family.IP].chains[FORWARD]
+    row.insert(1, {"target": "ACCEPT", "counters": [0, 0]})
+    table[Family.IP].chains["FORWARD"].append(FORWARD)
+    plan = planned(table, INTO, GUARD, RESUMING, forward("tcp 23"))
+    assert commits(plan, Family.IP)[0] == (
+        FILTER,
+        [["delete", "FORWARD", 3], ["delete", FORWARD, 1]],
+    )
+    assert settled(table, INTO, GUARD, RESUMING, forward("tcp 23"))
+    assert table[Family.IP].chains["FORWARD"] == [FORWARD, THEIRS, THEIRS]
+
+
+def test_a_jump_to_filters_that_is_missing_is_put_back_first() -> None:
+    table = holding(INTO, GUARD, RESUMING, forward())
+    table[Family.IP].chains["FORWARD"].remove(FORWARD)
+    plan = planned(table, INTO, GUARD, RESUMING, forward("tcp 23"))
+    assert commits(plan, Family.IP)[0] == (FILTER, [["ensure", FORWARD, "FORWARD"]])
+    assert settled(table, INTO, GUARD, RESUMING, forward("tcp 23"))
+
+
+def test_where_filters_stand_is_observed_as_of_others() -> None:
+    seen = holding(INTO, filtered(into=V6, accepts=False)).observed()
+    both = {(family, Chain.FORWARD) for family in Family}
+    assert (seen.standing, seen.jumped, seen.chains) == (both, both, {Chain.FORWARD})
+    assert seen.sets == {}
+
+
+def test_a_script_has_a_block_for_each_commit() -> None:
+    plan = diff("blue", want(INTO, GUARD, forward(), filtered(into=V6, accepts=False)), Observed())
+    assert script(plan).splitlines() == [
+        "*filter",
+        f"-4 -N {FORWARD}",
+        f"-4 -I FORWARD {JUMP} {FORWARD}",
+        f"-4 -A {FORWARD} {statement(GUARD)}",
+        f"-6 -N {FORWARD}",
+        f"-6 -I FORWARD {JUMP} {FORWARD}",
+        f"-6 -A {FORWARD} {statement(filtered(into=V6, accepts=False))}",
+        "COMMIT",
+        "*nat",
+        f"-4 -N {PREROUTING}",
+        f"-4 -I PREROUTING {JUMP} {PREROUTING}",
+        f"-4 -A {PREROUTING} {statement(forward())}",
+        "COMMIT",
+        "*filter",
+        f"-4 -I {FORWARD} 1 {statement(INTO)}",
+        "COMMIT",
+    ]
+
+
+def test_a_script_that_removes_everything_begins_with_translations() -> None:
+    plan = planned(holding(GUARD, forward()))
+    assert script(plan).splitlines() == [
+        "*nat",
+        f"-4 -D PREROUTING {JUMP} {PREROUTING}",
+        f"-4 -F {PREROUTING}",
+        f"-4 -X {PREROUTING}",
+        "COMMIT",
+        "*filter",
+        f"-4 -D FORWARD {JUMP} {FORWARD}",
+        f"-4 -F {FORWARD}",
+        f"-4 -X {FORWARD}",
+        "COMMIT",
+    ]
 
 
 # --------------------------------------------------------------------------------------- script
@@ -395,7 +708,7 @@ def test_a_script_that_removes_everything_leaves_no_jump_and_no_chain() -> None:
         "COMMIT",
     ]
     table.restore(plan)
-    assert table.lists() == [[THEIRS, THEIRS]] * 6
+    assert table.lists() == [[THEIRS, THEIRS]] * 8
 
 
 def test_nothing_to_do_is_an_empty_script() -> None:
