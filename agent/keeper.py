@@ -58,7 +58,8 @@ class Keeper:
         self._publisher = publisher
         self._machines: tuple[Machine, ...] = ()
         self._laws, self._filters_stay = NO_LAWS, False
-        self._reselect = False  # whether addresses that others depend on may have changed
+        # Whether addresses may have changed that policies depend on, and Services.
+        self._refence = self._reselect = False
         self._tell = tell
         self._log, self._metrics = log, metrics
         self._clock, self._calendar = clock, calendar
@@ -107,6 +108,7 @@ class Keeper:
     def _fenced(self) -> dict[str, list[Machine]]:
         """The machines of each namespace, with what policies say of them as everybody is known
         now; namespaces for which that is something else are looked at."""
+        self._refence = False
         machines = fenced(self._machines, self._laws, self._links())
         wanted = by_namespace(one for one in machines if one.masquerade is not None)
         for netns, group in wanted.items():
@@ -249,8 +251,8 @@ class Keeper:
     # ------------------------------------------------------------------------ what it does
 
     def work(self, beat: Callable[[], None], stopping: Callable[[], bool]) -> bool:
-        """Look at what is due; whether anything was. The node comes after what it leads to, and those
-        to be cleared last: another name of the same namespace may be wanted."""
+        """Look at what is due; whether anything was. The node comes after what it leads to, and
+        those to be cleared last: another name of the same namespace may be wanted."""
         now = self._clock()
         due = self._due(now)
         for _ in range(ROUNDS):
@@ -258,7 +260,7 @@ class Keeper:
                 if not kept.leaving and kept.netns != NODE and not stopping():
                     self._look(kept)
                     beat()
-            if not self._reselect or not self._laws.policies or stopping():
+            if not self._refence or not self._laws.policies or stopping():
                 break
             self._fenced()  # who has which address may be known by now
         if not stopping():
@@ -380,7 +382,8 @@ class Keeper:
 
     def _done(self, kept: Kept, outcome: Outcome) -> None:
         desired, now = outcome.desired, self._calendar()
-        self._reselect |= kept.links != outcome.surroundings
+        if kept.links != outcome.surroundings:
+            self._refence = self._reselect = True
         new = set(desired.refused) - set(kept.standing.refused)
         kept.desired, kept.links = desired, outcome.surroundings
         kept.sure |= not self._unclaimed_stay or outcome.done.table is Table.CREATE
@@ -430,7 +433,7 @@ class Keeper:
         )
 
     def _absent(self, kept: Kept, failure: NoNamespace) -> None:
-        self._reselect = True
+        self._refence = self._reselect = True
         if kept.leaving:
             self._drop(kept)
             return
@@ -451,7 +454,7 @@ class Keeper:
             so = f"it is left as it is; portranger clear --netns {kept.netns} would clear it"
             self._log.warning("not cleared", netns=kept.netns, why=failure, so=so)
             return
-        self._reselect = True
+        self._refence = self._reselect = True
         kept.proven = None
         kept.failures = kept.failures.struck(self._clock())
         kept.look = True
