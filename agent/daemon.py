@@ -96,7 +96,7 @@ class Daemon:
         self._kernel = self._made_kernel()
         devices = Devices(self._resources)
         self._epoll.register(devices.fileno(), select.EPOLLIN)
-        self._news = News(self._log, self._notifier, devices)
+        self._news = News(self._log, self._notifier, devices, lambda: self._config.enforces)
         self._store = Store(config.state_dir, self._warn)
         self._publisher = Publisher(self._store, self._metrics, *publishing(config))
         self._keeper = Keeper(
@@ -121,7 +121,13 @@ class Daemon:
         if config.source == "kubernetes":
             from agent.sources.kubernetes import connected
 
-            cluster = connected(config.kubernetes, self._store, self._reads, self._serves)
+            cluster = connected(
+                config.kubernetes,
+                self._store,
+                self._reads,
+                self._serves,
+                policies=config.enforces,
+            )
             for warning in cluster.warnings:
                 self._warn(warning)
             return cluster

@@ -66,7 +66,7 @@ class Keeper:
         self._kept: dict[str, Kept] = {}
         self._names: dict[object, str] = {}  # of namespaces that were looked at
         self._numbers: dict[object, set[str]] = {}  # names again, by what events call them
-        self._news = False
+        self._news = self._looked = False
         self._unclaimed_stay = False
         self._contested: Mapping[str, str] = {}
         self._contested_since = calendar()
@@ -253,8 +253,7 @@ class Keeper:
     def work(self, beat: Callable[[], None], stopping: Callable[[], bool]) -> bool:
         """Look at what is due; whether anything was. The node comes after what it leads to, and
         those to be cleared last: another name of the same namespace may be wanted."""
-        now = self._clock()
-        due = self._due(now)
+        now, self._looked = self._clock(), False
         for _ in range(ROUNDS):
             for kept in self._due(now):
                 if not kept.leaving and kept.netns != NODE and not stopping():
@@ -273,7 +272,7 @@ class Keeper:
             self._metrics.forgot(self.kernel.afterwards())
         except Failure as failure:
             self._log.warning("flows not forgotten", reason=failure)
-        return bool(due)
+        return self._looked
 
     def _due(self, now: float) -> list[Kept]:
         """The node is first among equals: nothing is sent on to where nobody forwards it."""
@@ -297,7 +296,7 @@ class Keeper:
             self._look(node)
 
     def _look(self, kept: Kept) -> None:
-        started = self._clock()
+        started, self._looked = self._clock(), True
         kept.look = kept.urgent = kept.relinked = False
         kept.timer = math.inf
         kept.tried = True

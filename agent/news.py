@@ -3,6 +3,7 @@ shows, and words to whoever wrote a manifest."""
 
 import os
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 
 from agent.commands.common import counted
@@ -12,7 +13,8 @@ from agent.kernel.pods import POD
 from agent.log import Log
 from agent.notify import Notifier
 from agent.sources.meaning import Meaning, Source, Tiding
-from agent.status import Standing, State, Status
+from agent.status import Policies, Standing, State, Status
+from rules.manifests.documents import POLICY
 from rules.problems import Problem
 from rules.values import replace
 
@@ -20,12 +22,19 @@ from rules.values import replace
 class News:
     """Of one run; `status` is a value that is replaced, for other threads to read."""
 
-    def __init__(self, log: Log, notifier: Notifier, devices: Devices) -> None:
+    def __init__(
+        self, log: Log, notifier: Notifier, devices: Devices, enforces: Callable[[], bool]
+    ) -> None:
+        """`enforces` tells whether policies are, as it is configured now."""
         self._log, self._notifier, self._devices = log, notifier, devices
+        self._enforces = enforces
         self._problems: frozenset[Problem] = frozenset()
         self._skipped: frozenset[str] = frozenset()
         self.status = Status(
-            version=version("portranger"), pid=os.getpid(), started=time.time(), source=""
+            version=version("portranger"),
+            pid=os.getpid(),
+            started=time.time(),
+            policies=Policies(enforced=enforces()),
         )
 
     def more(self) -> bool:
@@ -46,6 +55,11 @@ class News:
             self._log.once("services", "warning", "services away", why=why, so=so)
         else:
             self._log.settled("services")
+        if why := meaning.laws_unknown or meaning.laws_away:
+            so = "what is enforced goes on"
+            self._log.once("policies", "warning", "policies away", why=why, so=so)
+        else:
+            self._log.settled("policies")
         found = frozenset(meaning.problems)
         for problem in sorted(found - self._problems, key=str):
             so = "nothing of it is applied"
@@ -53,6 +67,8 @@ class News:
                 so = "the last good meaning of it goes on"
             elif problem.file in meaning.shut:
                 so = "until it is mended, no port of it is open"
+                if problem.file.startswith(f"{POLICY}/"):
+                    so = "until it is mended, it allows nothing to what it selects"
             self._log.warning("bad manifest", problem=str(problem), so=so)
             conflict = problem.code in ("conflict", "pod-claimed-twice")
             tiding = Tiding.CONFLICT if conflict else Tiding.REJECTED
@@ -82,6 +98,11 @@ class News:
             manifests=meaning.count,
             problems=meaning.problems,
             held=meaning.held,
+            policies=Policies(
+                enforced=self._enforces(),
+                count=len(meaning.laws.policies),
+                why=meaning.laws_unknown or meaning.laws_away,
+            ),
             namespaces=standings,
         )
         self._notifier.status(self.summary)

@@ -102,12 +102,13 @@ def published_from_nothing(selection: Selection, how: Publishing, bands: Bands) 
 
 
 def _given_to_others(publications: Iterable[Publication], how: Publishing) -> list[Held]:
-    """What an API server gave to those without a range: kube-proxy serves it, whoever had it."""
+    """What an API server gave: a port, of a range only the first. Kube-proxy serves it, whoever had
+    it; the rest of a range is for who gets it."""
     return [
-        (holder_of(one.service, port), port.node_ports)
+        (holder_of(one.service, port), PortRange(port.node_ports.first, port.node_ports.first))
         for one in publications
         for port in wishes(one.service)
-        if how.ranges_only and port.node_ports and not port.ranged
+        if how.ranges_only and port.node_ports
     ]
 
 
@@ -231,6 +232,8 @@ class Publisher:
         self._refused = frozenset()
 
     def _count(self, allotment: Allotment) -> None:
+        if self._how.ranges_only:
+            return  # an API server gives them, and counts
         known, self._refused = self._refused, frozenset(map(_gist, allotment.refused))
         for scope, of in ((STATIC, allotment.static), (DYNAMIC, allotment.dynamic)):
             new = [one for one in of.refused if _gist(one) not in known]

@@ -67,6 +67,14 @@ class Standing(Value, kw_only=True):
         )
 
 
+class Policies(Value, kw_only=True):
+    """What becomes of NetworkPolicies."""
+
+    enforced: bool = False  # else the network plugin may do it
+    count: int = 0  # that are known
+    why: str = ""  # they are not, or nothing new of them
+
+
 class Status(Value, kw_only=True):
     """The whole node."""
 
@@ -80,6 +88,7 @@ class Status(Value, kw_only=True):
     manifests: int = 0
     problems: tuple[Problem, ...] = ()
     held: tuple[str, ...] = ()  # files that go on with their last good meaning
+    policies: Policies = Policies()
     traffic: Mapping[str, int] = MappingProxyType({})  # with the source, in numbers
     namespaces: tuple[Standing, ...] = ()
 
@@ -98,8 +107,14 @@ def status_json(status: Status) -> Json:
         "manifests": status.manifests,
         "problems": [problem_json(problem) for problem in status.problems],
         "last_good": list(status.held),
+        "policies": _policies_json(status.policies),
         "namespaces": [_standing_json(standing) for standing in status.namespaces],
     }
+
+
+def _policies_json(policies: Policies) -> Json:
+    why: Json = {"why": policies.why} if policies.why else {}
+    return {"enforced": policies.enforced, "count": policies.count, **why}
 
 
 def _standing_json(standing: Standing) -> Json:

@@ -98,6 +98,8 @@ def status_text(answer: Json, now: float) -> Iterator[str]:
     yield _heading(answer, now)
     if answer.get("unreadable"):
         yield f"source: {answer['unreadable']}"
+    if policies := answer.get("policies"):
+        yield f"policies: {_policies(policies)}"
     for problem in answer.get("problems", ()):
         yield f"problem: {_problem(problem)}"
     for file in answer.get("last_good", ()):
@@ -117,6 +119,13 @@ def _heading(answer: Json, now: float) -> str:
         counted(len(answer.get("problems", ())), "problem"),
     ]
     return ", ".join(words)
+
+
+def _policies(policies: Json) -> str:
+    if not policies["enforced"]:
+        return "left to the network plugin ([policy] enforce = true enforces them)"
+    why = f"; {policies['why']}" if policies.get("why") else ""
+    return f"{policies['count']} enforced{why}"
 
 
 def _problem(problem: Json) -> str:

@@ -1,5 +1,5 @@
-"""The VirtualMachineInstances of one node, kept in view: what they mean together, now; and the
-Services of the cluster, where they are to be published.
+"""The VirtualMachineInstances of one node, kept in view: what they mean together, now; the Services
+of the cluster, where they are to be published; and its policies, where they are to be enforced.
 
 To the daemon it is what a directory of manifests is, with an instance in the place of a file. What
 cannot be understood keeps its last good meaning, also over a restart; where it runs is taken from
@@ -20,6 +20,7 @@ from agent.sources.feedback import NORMAL, WARNING, Feedback
 from agent.sources.following import Follower, Shared, followed
 from agent.sources.granting import grant
 from agent.sources.kubeconfig import load
+from agent.sources.lawful import Lawful
 from agent.sources.listening import troubles
 from agent.sources.meaning import Enough, Meaning, Progress, Tiding
 from agent.sources.published import Published
@@ -72,10 +73,11 @@ class Cluster:
         *,
         serves: Callable[[str], str] = lambda _: "",
         services: bool = False,
+        policies: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Where several instances name one pod, `serves` tells by its UID which it serves. Services
-        are asked for only by who wants to publish them."""
+        are asked for only by who wants to publish them, and policies by who enforces them."""
         self._node, self._store, self._clock, self._serves = node, store, clock, serves
         self._ask_again: float | None = None  # when, whose a pod is
         self.warnings = credentials.warnings
@@ -102,6 +104,7 @@ class Cluster:
         self._published = (
             Published(self._api.another(), node, self._changed, clock=clock) if services else None
         )
+        self._lawful = Lawful(self._api.another(), self._changed, clock=clock) if policies else None
         for follower in self._followers:
             follower.start()
 
@@ -118,8 +121,8 @@ class Cluster:
     @property
     def due(self) -> float | None:
         """The threads that listen make themselves heard; a launcher does not."""
-        published = self._published.due if self._published else None
-        return min((at for at in (self._ask_again, published) if at is not None), default=None)
+        others = [one.due for one in (self._published, self._lawful) if one]
+        return min((at for at in (self._ask_again, *others) if at is not None), default=None)
 
     def filenos(self) -> tuple[int, ...]:
         """What to poll."""
@@ -140,8 +143,9 @@ class Cluster:
 
     def look(self, beat: Progress = lambda: None) -> Meaning:
         """What is known now; only instances of which something changed are read again."""
-        if not self._looked:
-            self._looked = True
+        deadline = self._clock() + FIRST
+        first, self._looked = not self._looked, True
+        if first:
             self.wait(FIRST, beat)
         with self._shared.turn:
             views = [one.seen for one in self._followers]
@@ -156,13 +160,21 @@ class Cluster:
             away = f"the instances of node {self._node} were not listed yet"
         anew, self._anew = self._anew, False
         self._look(seen, beat, anew=anew)
-        self.meaning = self._with_services(self._settled(away), beat, anew=anew)
+        meaning = self._with_services(self._settled(away), beat, anew=anew)
+        if first and self._lawful is not None:
+            # Only who knows the machines knows whom else to ask for.
+            self._lawful.look(meaning.machines, beat)
+            self._await(self._lawful.answered, deadline - self._clock(), beat)
+        self.meaning = self._with_laws(meaning, beat, anew=anew)
         return self.meaning
 
     def wait(self, seconds: float, beat: Progress = lambda: None) -> bool:
         """For the first word of the API server, good or bad; whether there was one."""
+        return self._await(self._answered, seconds, beat)
+
+    def _await(self, answered: Callable[[], bool], seconds: float, beat: Progress) -> bool:
         deadline = self._clock() + seconds
-        while not self._answered():
+        while not answered():
             left = deadline - self._clock()
             if left <= 0:
                 return False
@@ -172,6 +184,8 @@ class Cluster:
 
     def _answered(self) -> bool:
         if self._published is not None and not self._published.answered():
+            return False
+        if self._lawful is not None and not self._lawful.answered():
             return False
         return all(one.listed or one.trouble for one in self._followers)
 
@@ -204,11 +218,12 @@ class Cluster:
         return True
 
     def tell(self, machine: str, tiding: Tiding, message: str) -> None:
-        """As an event on the instance, or the Service."""
+        """As an event on the instance, the Service or the policy."""
         known = self._known.get(machine)
         reference = known.vmi.reference if known is not None else None
-        if reference is None and self._published is not None:
-            reference = self._published.reference(machine)
+        for others in (self._published, self._lawful):
+            if reference is None and others is not None:
+                reference = others.reference(machine)
         if reference is not None:
             kind = NORMAL if tiding in (Tiding.APPLIED, Tiding.REPAIRED) else WARNING
             self._feedback.say(reference, kind, tiding.value, message)
@@ -249,8 +264,8 @@ class Cluster:
         return sum(one.received for one in self._threads)
 
     @property
-    def _threads(self) -> list[Follower | Published]:
-        return [*self._followers, *([self._published] if self._published else [])]
+    def _threads(self) -> list[Follower | Published | Lawful]:
+        return [*self._followers, *(one for one in (self._published, self._lawful) if one)]
 
     # ------------------------------------------------------------------------------- reading
 
@@ -369,6 +384,23 @@ class Cluster:
             held=(*meaning.held, *view.held),
         )
 
+    def _with_laws(self, meaning: Meaning, beat: Progress, *, anew: bool) -> Meaning:
+        """Whatever is wrong with policies, machines are served all the same."""
+        lawful = self._lawful
+        if lawful is None:
+            return meaning
+        view = lawful.look(meaning.machines, beat, anew=anew)
+        unknown = lawful.unknown
+        return replace(
+            meaning,
+            laws=view.laws,
+            laws_unknown=unknown,
+            laws_away="" if unknown else lawful.away,
+            problems=(*meaning.problems, *view.problems),
+            held=(*meaning.held, *view.held),
+            shut=(*meaning.shut, *view.shut),
+        )
+
     def _served(self, pod: str) -> str:
         """The instance that the launcher in a pod was started for."""
         uid = self._serves(pod)
@@ -395,9 +427,22 @@ class Cluster:
 
 
 def connected(
-    config: Kubernetes, store: Store, beat: Progress, serves: Callable[[str], str]
+    config: Kubernetes,
+    store: Store,
+    beat: Progress,
+    serves: Callable[[str], str],
+    *,
+    policies: bool = False,
 ) -> Cluster:
     """The source that a configuration names."""
     credentials = load(config.kubeconfig, os.environ)
     node = config.node_name or os.environ.get("NODE_NAME") or socket.gethostname()
-    return Cluster(credentials, node, store, beat, serves=serves, services=config.services)
+    return Cluster(
+        credentials,
+        node,
+        store,
+        beat,
+        serves=serves,
+        services=config.services,
+        policies=policies,
+    )

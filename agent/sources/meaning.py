@@ -27,6 +27,7 @@ class Meaning(Value, kw_only=True):
     services_away: str = ""  # why nothing new is heard of them: what was known goes on
     laws: Laws = Laws()
     laws_unknown: str = ""  # why nothing is known of policies: what is enforced stays
+    laws_away: str = ""  # why nothing new is heard of them: what was known goes on
     problems: tuple[Problem, ...] = ()
     skipped: tuple[str, ...] = ()
     held: tuple[str, ...] = ()  # files that go on with their last good meaning

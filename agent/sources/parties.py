@@ -5,7 +5,7 @@ A cluster has tens of thousands of Pods. Each becomes a value of 1 KB as soon as
 only those that some policy of a machine here may mean are handed on.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 
 from agent.sources.services import IDENTITY, mapping, mappings, some
@@ -36,6 +36,7 @@ _PROTOCOLS = {one.name: one for one in Protocol}
 _CONTAINERS = ("containers", "initContainers")
 
 Name = tuple[str, Protocol]  # of a port
+Wards = frozenset[tuple[str, Labels]]  # by what policies may select machines: namespace, labels
 
 
 class Home(Value, kw_only=True):
@@ -163,22 +164,20 @@ class Wanted(Value, kw_only=True):
         )
 
 
-def wards(machines: Iterable[Machine]) -> frozenset[tuple[str, Labels]]:
+def wards(machines: Iterable[Machine]) -> Wards:
     """By what policies may select some of the machines."""
     return frozenset((one.namespace, one.labels) for one in machines if one.masquerade is not None)
 
 
-def wanted(
-    policies: Iterable[NetworkPolicy], selectable: Collection[tuple[str, Labels]]
-) -> Wanted:
-    """Whom those policies speak of that select something of this."""
+def wanted(policies: Iterable[NetworkPolicy], selectable: Wards) -> Wanted:
+    """Whom those policies speak of that select some of the machines."""
     peers: set[tuple[str, Peers]] = set()
     names: set[Name] = set()
+    there: dict[str, list[Labels]] = {}
+    for namespace, labels in selectable:
+        there.setdefault(namespace, []).append(labels)
     for policy in policies:
-        if not any(
-            namespace == policy.namespace and policy.selector.matches(labels)
-            for namespace, labels in selectable
-        ):
+        if not any(map(policy.selector.matches, there.get(policy.namespace, ()))):
             continue
         for direction in Direction:
             for rule in policy.rules(direction) or ():
@@ -219,15 +218,20 @@ class Choice:
 
     def _meaning(self, namespace: str) -> Iterable[Selector]:
         """How Pods of a namespace are chosen."""
-        labels = self._homes.get(namespace)
-        own = METADATA_NAME, namespace
         for policy_in, peers in self._wanted.peers:
             if peers.namespaces is None:
                 meant = policy_in == namespace
             else:
-                meant = labels is None or peers.namespaces.matches((own, *labels))
+                meant = self._may_match(namespace, peers.namespaces)
             if meant:
                 yield peers.pods
+
+    def _may_match(self, namespace: str, selector: Selector) -> bool:
+        labels, own = self._homes.get(namespace), (METADATA_NAME, namespace)
+        if labels is not None:
+            return selector.matches((own, *labels))
+        named = [one for one in selector.requirements if one.key == METADATA_NAME]
+        return all(one.holds((own,)) for one in named)
 
 
 def known(homes: Mapping[str, Labels], others: Iterable[str]) -> tuple[Namespace, ...]:

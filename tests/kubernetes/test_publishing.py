@@ -303,9 +303,6 @@ def test_an_edit_takes_effect_while_flows_go_on(services: Services, node: Agents
         assert all(flow.is_cut() for flow in staying)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a look that only what is behind Services calls for is not told of"
-)
 def test_status_follows_what_is_published_and_says_if_nothing_is_heard(
     services: Services, node: Agents, lab: Net
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from ipaddress import IPv4Address
 from typing import Protocol
@@ -17,13 +17,15 @@ from typing import Protocol
 from agent.kernel.kinds import Kernel, Namespace
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
 from agent.kernel.netns import inside, opened
-from rules.model import Chain, Family, Foreign, Live, Observed, Rule
+from rules.flattened import flattened
+from rules.model import Chain, Desired, Family, Foreign, Live, Observed, Rule
 from rules.model import Protocol as Transport
 from rules.nft_script import statement
 from rules.shapes import lookup_of
 from rules.shapes import name as map_name
 from rules.trace import Packet, trace
 from rules.values import replace
+from rules.xtables import FILTER, table
 from rules.xtables import name as legacy_chain
 from rules.xtables import statement as legacy_statement
 from tests.spaces import (
@@ -59,8 +61,14 @@ class Arena(Protocol):
     def write(self, rule: Rule) -> None:
         """The stranger adds a rule that looks like one of ours."""
 
-    def scribble(self) -> None:
+    def shove(self, rule: Rule) -> None:
+        """The stranger adds a rule like ours before all others."""
+
+    def scribble(self, chain: Chain = Chain.PREROUTING) -> None:
         """The stranger adds a rule that we never make."""
+
+    def held(self, desired: Desired) -> Desired:
+        """The same as its tables can hold it."""
 
     def rewrite(self, old: Live, new: Rule) -> None:
         """The stranger edits a rule."""
@@ -100,8 +108,14 @@ class MemoryArena:
     def write(self, rule: Rule) -> None:
         self._space.insert(rule)
 
-    def scribble(self) -> None:
-        self._space.insert(Foreign(Chain.PREROUTING.value, 0, "a scribble"))
+    def shove(self, rule: Rule) -> None:
+        self.write(rule)  # rules have no order here
+
+    def scribble(self, chain: Chain = Chain.PREROUTING) -> None:
+        self._space.insert(Foreign(chain.value, 0, "a scribble"))
+
+    def held(self, desired: Desired) -> Desired:
+        return flattened(desired)
 
     def rewrite(self, old: Live, new: Rule) -> None:
         self.erase(old)
@@ -184,8 +198,14 @@ class NftablesArena(LiveArena):
     def write(self, rule: Rule) -> None:
         nft(self.name, f"add rule inet portranger {rule.chain.value} {statement(rule)}")
 
-    def scribble(self) -> None:
-        nft(self.name, "insert rule inet portranger prerouting tcp dport 99 counter accept")
+    def shove(self, rule: Rule) -> None:
+        nft(self.name, f"insert rule inet portranger {rule.chain.value} {statement(rule)}")
+
+    def scribble(self, chain: Chain = Chain.PREROUTING) -> None:
+        nft(self.name, f"insert rule inet portranger {chain.value} tcp dport 99 counter accept")
+
+    def held(self, desired: Desired) -> Desired:
+        return desired
 
     def rewrite(self, old: Live, new: Rule) -> None:
         if old.handle:
@@ -241,10 +261,15 @@ class IptablesArena(LiveArena):
     def identity(self, live: Live) -> int:
         return live.packets
 
+    def reset(self) -> None:
+        super().reset()
+        for family in self._filtered():
+            within(self.name, f"{LEGACY[family]}-restore", "-w", stdin="*filter\nCOMMIT\n")
+
     def brand(self) -> None:
         numbers = itertools.count(1000)
         for command in LEGACY.values():
-            text = within(self.name, f"{command}-save", "-c", "-t", "nat")
+            text = within(self.name, f"{command}-save", "-c")
             marked = re.sub(
                 r"^\[\d+:\d+\] -A PORTRANGER-",
                 lambda _: f"[{next(numbers)}:0] -A PORTRANGER-",
@@ -257,12 +282,15 @@ class IptablesArena(LiveArena):
     def write(self, rule: Rule) -> None:
         self._do(rule, f"-A {legacy_chain(rule.chain)} {legacy_statement(rule)}")
 
-    def scribble(self) -> None:
-        legacy(
-            self.name,
-            "-I PORTRANGER-PREROUTING -p tcp -m tcp --dport 99 -j ACCEPT",
-            families=[Family.IP],
-        )
+    def shove(self, rule: Rule) -> None:
+        self._do(rule, f"-I {legacy_chain(rule.chain)} {legacy_statement(rule)}")
+
+    def scribble(self, chain: Chain = Chain.PREROUTING) -> None:
+        line = f"-I {legacy_chain(chain)} -p tcp -m tcp --dport 99 -j ACCEPT"
+        self._restore(table(legacy_chain(chain)), [line], [Family.IP])
+
+    def held(self, desired: Desired) -> Desired:
+        return flattened(desired)
 
     def rewrite(self, old: Live, new: Rule) -> None:
         place = f"{legacy_chain(old.rule.chain)} {old.handle + 1}"
@@ -273,12 +301,28 @@ class IptablesArena(LiveArena):
 
     def flush(self) -> None:
         legacy(self.name, "-F")
+        self._restore(FILTER, ["-F"], self._filtered())
 
     def drop(self) -> None:
         legacy(self.name, "-F", "-X")
+        self._restore(FILTER, ["-F", "-X"], self._filtered())
+
+    def _filtered(self) -> list[Family]:
+        """The families in which there is a table filter."""
+        names = {Family.IP: "ip_tables_names", Family.IP6: "ip6_tables_names"}
+        return [
+            family
+            for family, name in names.items()
+            if FILTER in within(self.name, "cat", f"/proc/net/{name}", code=None).split()
+        ]
 
     def _do(self, rule: Rule, line: str) -> None:
-        legacy(self.name, line, families=[rule.family])
+        self._restore(table(legacy_chain(rule.chain)), [line], [rule.family])
+
+    def _restore(self, where: str, lines: Sequence[str], families: Iterable[Family]) -> None:
+        script = "".join(f"{line}\n" for line in (f"*{where}", *lines, "COMMIT"))
+        for family in families:
+            within(self.name, f"{LEGACY[family]}-restore", "-w", "--noflush", stdin=script)
 
 
 @contextmanager

@@ -9,14 +9,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, ip_address, ip_network
 
 import pytest
 
 from agent.errors import NoNamespace, Stale
 from agent.reconcile import converge
 from rules.desired import desire
-from rules.model import Chain, Desired, Family, Foreign, Live, Machine, Observed, Protocol
+from rules.model import (
+    Chain,
+    Desired,
+    Family,
+    Foreign,
+    Live,
+    Machine,
+    Observed,
+    Peers,
+    Protocol,
+    Rule,
+)
 from rules.plan import Plan, Table, diff
 from rules.ports import PortRange
 from rules.values import replace
@@ -327,6 +338,173 @@ def identities_of_what_stays(
         if live.rule in desired.rules:
             found.setdefault(live.rule, arena.identity(live))
     return {(identity, rule) for rule, identity in found.items()}
+
+
+# --------------------------------------------------------------------------------------- filters
+
+GUESTS = {Family.IP: ip_address("10.0.2.2"), Family.IP6: ip_address("fd10:0:2::2")}
+SOME = ("10.1.0.0/16", "10.3.4.5/32", "fd00:1::/32", "2001:db8::7/128")
+NOBODY: Desired = Desired()
+
+
+def fence(*ranges: str, peers: tuple[str, ...] | None = SOME, end: str = "destination") -> Desired:
+    """The guest is cut off at one end, but for these TCP ports to or from these peers."""
+    sets = {
+        Peers(family, "a1"): frozenset(
+            one for one in map(ip_network, peers or ()) if Family.of(one.network_address) is family
+        )
+        for family in Family
+    }
+    rules: set[Rule] = set()
+    for family, guest in GUESTS.items():
+        rule = Rule(chain=Chain.FORWARD, family=family, owner="NetworkPolicy/default/web")
+        guard = replace(rule, **{end: guest})
+        rules |= {replace(rule, accepts=True), guard}
+        for text in ranges:
+            first, _, last = text.partition("-")
+            ports = PortRange(int(first), int(last or first))
+            name = Peers(family, "a1") if peers is not None else None
+            rules.add(replace(guard, accepts=True, protocol=Protocol.TCP, ports=ports, peers=name))
+    named = {rule.peers for rule in rules}
+    return Desired(
+        rules=frozenset(rules), sets={one: held for one, held in sets.items() if one in named}
+    )
+
+
+def both(*wishes: Desired) -> Desired:
+    return Desired(
+        rules=frozenset(rule for one in wishes for rule in one.rules),
+        sets={peers: held for one in wishes for peers, held in one.sets.items()},
+    )
+
+
+def ranges(*machines: Machine) -> Desired:
+    return replace(desire(machines, SURROUNDINGS), sysctls=frozenset())
+
+
+def filters(arena: Arena) -> list[Live]:
+    return [live for live in look(arena).live if live.rule.chain is Chain.FORWARD]
+
+
+def the_guard(arena: Arena) -> Live:
+    return next(live for live in filters(arena) if live.rule.guards)
+
+
+def who_is_let_in(arena: Arena) -> Live:
+    return next(live for live in filters(arena) if live.rule.ports)
+
+
+def scribbles_among_filters(arena: Arena) -> None:
+    arena.scribble(Chain.FORWARD)
+
+
+def lets_all_ports_in(arena: Arena) -> None:
+    live = who_is_let_in(arena)
+    arena.rewrite(live, replace(live.rule, ports=PortRange(1, 65535)))
+
+
+def lets_everybody_in(arena: Arena) -> None:
+    live = who_is_let_in(arena)
+    arena.rewrite(live, replace(live.rule, peers=None, peer=None))
+
+
+def takes_the_guard_away(arena: Arena) -> None:
+    arena.erase(the_guard(arena))
+
+
+def turns_the_guard_around(arena: Arena) -> None:
+    live = the_guard(arena)
+    arena.rewrite(live, replace(live.rule, accepts=True))
+
+
+def puts_the_guard_first(arena: Arena) -> None:
+    guard = the_guard(arena)
+    arena.erase(guard)
+    arena.shove(guard.rule)
+
+
+def puts_another_guard_first(arena: Arena) -> None:
+    arena.shove(the_guard(arena).rule)
+
+
+def duplicates_all_filters(arena: Arena) -> None:
+    for live in filters(arena):
+        arena.write(live.rule)
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """What is desired before, what a stranger does, what is desired after."""
+
+    says: str
+    before: Desired
+    after: Desired
+    stranger: Stranger = nobody
+
+
+WEB = fence("80-90", "443")
+FILTER_CASES = [
+    Filtered("a first fence is set up", NOBODY, WEB),
+    Filtered("a fence without a gate is set up", NOBODY, fence()),
+    Filtered("a fence with a gate for everybody is set up", NOBODY, fence("22", peers=None)),
+    Filtered("a fence with a gate for nobody is set up", NOBODY, fence("22", peers=())),
+    Filtered("a fence around what leaves is set up", NOBODY, fence("53", end="source")),
+    Filtered("a fence that is there stays", WEB, WEB),
+    Filtered("a fence goes", WEB, NOBODY),
+    Filtered("a gate is added", WEB, fence("80-90", "443", "8000-9000")),
+    Filtered("a gate is removed", WEB, fence("443")),
+    Filtered("a gate grows", WEB, fence("80-95", "443")),
+    Filtered("gates become one", WEB, fence("80-443")),
+    Filtered("a peer comes", WEB, fence("80-90", "443", peers=(*SOME, "10.9.9.9/32"))),
+    Filtered("a peer goes", WEB, fence("80-90", "443", peers=SOME[1:])),
+    Filtered("every peer goes", WEB, fence("80-90", "443", peers=())),
+    Filtered("the other end is fenced as well", WEB, both(WEB, fence("53", end="source"))),
+    Filtered("one of two ends is opened", both(WEB, fence("53", end="source")), WEB),
+    Filtered("a fence and ranges are set up", NOBODY, both(WEB, ranges(*DESKTOP))),
+    Filtered("a fence and ranges go", both(WEB, ranges(*DESKTOP)), NOBODY),
+    Filtered("a fence comes before ranges", ranges(*DESKTOP), both(WEB, ranges(vm("a", "80")))),
+    Filtered("a fence leaves ranges", both(WEB, ranges(*DESKTOP)), ranges(vm("a", "80"))),
+    Filtered(
+        "a fence and ranges change",
+        both(WEB, ranges(*DESKTOP)),
+        both(fence("443", "22"), ranges(vm("desktop", "22,80"))),
+    ),
+    Filtered("a foreign filter goes", WEB, WEB, scribbles_among_filters),
+    Filtered("a foreign filter goes with the fence", WEB, NOBODY, scribbles_among_filters),
+    Filtered("a widened gate is repaired", WEB, WEB, lets_all_ports_in),
+    Filtered("a gate for everybody is repaired", WEB, WEB, lets_everybody_in),
+    Filtered("a missing guard comes back", WEB, WEB, takes_the_guard_away),
+    Filtered("a guard that accepts is repaired", WEB, WEB, turns_the_guard_around),
+    Filtered("a guard before others is put behind them", WEB, WEB, puts_the_guard_first),
+    Filtered("a second guard before others goes", WEB, WEB, puts_another_guard_first),
+    Filtered("duplicates of filters go", WEB, WEB, duplicates_all_filters),
+    Filtered("a flushed fence comes back", WEB, WEB, flushes),
+    Filtered("a dropped fence comes back", WEB, WEB, drops),
+    Filtered("a flushed fence goes", WEB, NOBODY, flushes),
+]
+
+
+@pytest.mark.parametrize("case", FILTER_CASES, ids=lambda case: case.says.replace(" ", "-"))
+def test_the_kernel_comes_to_hold_filters(arena: Arena, case: Filtered) -> None:
+    before, after = arena.held(case.before), arena.held(case.after)
+    with entered(arena) as namespace:
+        converge(arena.name, before, namespace)
+    case.stranger(arena)
+    arena.brand()
+    was = look(arena)
+    with entered(arena) as namespace:
+        converge(arena.name, after, namespace)
+    now = look(arena)
+    assert diff(arena.name, after, now).empty
+    assert Counter(live.rule for live in now.live) == Counter(after.rules)
+    assert not now.foreign
+    assert now.table is bool(after.rules)
+    assert identities_of_what_stays(arena, was, after) <= identities(arena, now)
+    with entered(arena) as namespace:
+        assert converge(arena.name, after, namespace) == Plan(netns=arena.name), (
+            "the second converge did something"
+        )
+    assert look(arena) == now
 
 
 def test_every_arena_has_the_same_links(arena: Arena) -> None:

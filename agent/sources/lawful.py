@@ -1,0 +1,262 @@
+"""The NetworkPolicies of a cluster, kept in view, and whom they speak of.
+
+Pods, and Namespaces, are asked for only while a policy that selects a machine of this node cannot
+be told without them; of all that are heard of, only those that it may mean are looked at. What
+cannot be understood keeps its last good meaning, and what never had one is shut. Nothing is dropped
+because nobody answers.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from threading import Event, Lock
+
+from agent.sources import parties, policies
+from agent.sources.api import Api
+from agent.sources.crowd import Crowd
+from agent.sources.listening import FROM_CACHE, Clock, Listener, Shelf, Subject, Taker, troubles
+from agent.sources.meaning import Progress
+from agent.sources.parties import Home, Wanted, Wards
+from agent.sources.policies import Told, understood
+from agent.sources.vmis import Reference
+from rules.fences import Laws
+from rules.model import Machine
+from rules.policies import NetworkPolicy
+from rules.problems import Problem
+from rules.values import Value, replace
+
+LINGER = 60.0  # seconds: whoever needs Pods now and then must not have all listed each time
+NEWEST = ""  # what the server has in its cache comes in one piece, which for all Pods is too much
+
+_POLICIES = Subject(
+    path=policies.PATH,
+    query={},
+    trim=policies.trimmed,
+    kind="networkpolicies.networking.k8s.io",
+)
+_PODS = Subject(
+    path=parties.PODS,
+    query={"fieldSelector": parties.RUNNING},
+    trim=parties.trimmed_pod,
+    kind="pods",
+)
+_NAMESPACES = Subject(
+    path=parties.NAMESPACES, query={}, trim=parties.trimmed_namespace, kind="namespaces"
+)
+
+
+class View(Value, kw_only=True):
+    """What is known of policies."""
+
+    laws: Laws = Laws()
+    problems: tuple[Problem, ...] = ()
+    held: tuple[str, ...] = ()  # those that go on with their last good meaning
+    shut: tuple[str, ...] = ()  # those without one, which allow nothing
+
+
+class _Known(Value, kw_only=True):
+    """A policy as last read."""
+
+    told: Told
+    policy: NetworkPolicy
+    problems: tuple[Problem, ...]
+
+
+class _Ear:
+    """Who listens to one kind, for as long as it is needed and a while longer."""
+
+    def __init__(
+        self, server: Api, subject: Subject, taker: Taker, changed: Callable[[], None], since: str
+    ) -> None:
+        self._stop = Event()
+        self.until: float | None = None  # when it ends, if nobody needs it until then
+        self.listener = Listener(
+            server, subject, taker, stop=self._stop, changed=changed, since=since
+        )
+        self.listener.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        self.listener.interrupt()
+
+
+class Lawful:
+    """What policies say to the machines of a node."""
+
+    def __init__(
+        self, server: Api, changed: Callable[[], None], *, clock: Clock = time.monotonic
+    ) -> None:
+        self._api, self._changed, self._clock = server, changed, clock
+        self._turn = Lock()
+        self._shelf: Shelf[Told] = Shelf(policies.heard, self._turn, changed)
+        self._homes: Shelf[Home] = Shelf(parties.home, self._turn, changed)
+        self._crowd = Crowd(self._turn, changed)
+        self._first = _Ear(server, _POLICIES, self._shelf, changed, FROM_CACHE)
+        self._ears: dict[str, _Ear] = {}  # to Pods and Namespaces
+        self._ended: list[_Ear] = []  # whose threads may still run
+        self._past = (0, 0)  # requests of those who have ended, and what they received
+        self.due: float | None = None  # when to attend again although nothing is new
+        self._complete = False  # whether all was known once
+        self._known: dict[str, _Known] = {}
+        self._good: dict[str, tuple[str, NetworkPolicy]] = {}  # what each last meant, with its UID
+        self._age: int | None = None  # of what that was read
+        self._wards: Wards | None = None  # whom it was then that policies may select
+        self._wanted = Wanted()
+        self._made: object = None  # of what the view was made
+        self._view = View()
+
+    # ------------------------------------------------------------------------------ listening
+
+    def answered(self) -> bool:
+        """Whether the API server has said something to everything it was asked, good or bad."""
+        return all(one.listed or one.trouble for one in self._needed)
+
+    def _attend(self) -> None:
+        """Ask for what is needed now, and for nothing that was not for a while."""
+        needed = {_PODS.kind: self._wanted.pods, _NAMESPACES.kind: self._wanted.namespaces}
+        now, self.due = self._clock(), None
+        for kind, is_needed in needed.items():
+            ear = self._ears.get(kind)
+            if ear is None:
+                if is_needed:
+                    self._ears[kind] = self._listening(kind)
+            elif is_needed:
+                ear.until = None
+            elif ear.until is None or now < ear.until:
+                ear.until = now + LINGER if ear.until is None else ear.until
+                self.due = min(self.due or ear.until, ear.until)
+            else:
+                self._dismiss(kind)
+
+    def _listening(self, kind: str) -> _Ear:
+        """Beginning with nothing: what was known before may be long gone."""
+        server = self._api.another()
+        if kind == _PODS.kind:
+            self._crowd = Crowd(self._turn, self._changed)
+            return _Ear(server, _PODS, self._crowd, self._changed, NEWEST)
+        self._homes = Shelf(parties.home, self._turn, self._changed)
+        return _Ear(server, _NAMESPACES, self._homes, self._changed, FROM_CACHE)
+
+    def _dismiss(self, kind: str) -> None:
+        ear = self._ears.pop(kind)
+        ear.end()
+        self._ended.append(ear)
+        for one in [one for one in self._ended if one.listener.ended(0)]:
+            self._ended.remove(one)
+            requests, received = self._past
+            self._past = requests + one.listener.requests, received + one.listener.received
+
+    @property
+    def _needed(self) -> list[Listener]:
+        ears = (self._first, *self._ears.values())
+        return [one.listener for one in ears if one.until is None]
+
+    @property
+    def _listeners(self) -> list[Listener]:
+        ears = (self._first, *self._ears.values(), *self._ended)
+        return [one.listener for one in ears]
+
+    @property
+    def requests(self) -> int:
+        return self._past[0] + sum(one.requests for one in self._listeners)
+
+    @property
+    def received(self) -> int:
+        return self._past[1] + sum(one.received for one in self._listeners)
+
+    def interrupt(self) -> None:
+        """Whatever they wait for, they wait no longer."""
+        for ear in (self._first, *self._ears.values()):
+            ear.end()
+
+    def ended(self, seconds: float) -> bool:
+        """Whether all threads are at their end, each within that time."""
+        return all(one.ended(seconds) for one in self._listeners)
+
+    # -------------------------------------------------------------------------------- looking
+
+    @property
+    def unknown(self) -> str:
+        """Why nothing is known."""
+        if self._complete:
+            return ""
+        return self.away or "the NetworkPolicies, or whom they speak of, were not listed yet"
+
+    @property
+    def away(self) -> str:
+        """Why what is known may be old, or less than all."""
+        return troubles(*self._needed)
+
+    def reference(self, label: str) -> Reference | None:
+        """The policy of that name, for what is to be told about it."""
+        kind, _, name = label.partition("/")
+        with self._turn:
+            thing = self._shelf.things.get(name) if kind == policies.KIND else None
+        return thing.reference if thing else None
+
+    def look(self, machines: Iterable[Machine], beat: Progress, *, anew: bool = False) -> View:
+        """What is known now; only policies of which something changed are read again."""
+        wards = parties.wards(machines)
+        if not self._first.listener.listed:
+            return View()
+        with self._turn:
+            age, seen = self._shelf.age, list(self._shelf.things.values())
+        if anew or age != self._age:
+            self._look(seen, beat, anew=anew)
+        if (age, wards) != (self._age, self._wards):
+            self._age, self._wards = age, wards
+            self._wanted = parties.wanted(map(self._meant, self._known.values()), wards)
+        self._attend()
+        if all(one.listed or (one.trouble and self._complete) for one in self._needed):
+            self._complete = True
+            self._view = self._viewed(age, wards)
+        return self._view if self._complete else View()
+
+    def _look(self, seen: Iterable[Told], beat: Progress, *, anew: bool) -> None:
+        before, self._known = self._known, {}
+        good, self._good = self._good, {}
+        for told in sorted(seen, key=lambda one: one.label):
+            label = told.label
+            known = before.get(label)
+            if known is None or known.told.content != told.content or anew:
+                policy, problems = understood(told)
+                known = _Known(told=told, policy=policy, problems=problems)
+                beat()
+            self._known[label] = known if known.told is told else replace(known, told=told)
+            if not known.problems:
+                self._good[label] = told.uid, known.policy
+            elif label in good and good[label][0] == told.uid:
+                self._good[label] = good[label]
+
+    def _meant(self, known: _Known) -> NetworkPolicy:
+        """What a policy means now; one without a good meaning is broken, and so allows nothing."""
+        good = self._good.get(known.told.label)
+        return known.policy if good is None else good[1]
+
+    def _viewed(self, age: int, wards: Wards) -> View:
+        """Where a kind cannot be listed that is needed only now, nobody of it is known: so nobody
+        is let in for it, or out."""
+        with self._turn:
+            homes_age = self._homes.age
+            homes = {one.name: one.labels for one in self._homes.things.values()}
+        if not self._wanted.namespaces:
+            homes, homes_age = {}, -1
+        crowd = self._crowd
+        crowd.choose(self._wanted, homes, homes_age)
+        with self._turn:
+            made = age, wards, crowd, crowd.age, homes_age
+            pods = tuple(crowd.chosen.values())
+        if made == self._made:
+            return self._view
+        self._made = made
+        others = {one.namespace for one in pods} | {namespace for namespace, _ in wards}
+        known = self._known.items()
+        return View(
+            laws=Laws(
+                policies=tuple(map(self._meant, self._known.values())),
+                pods=pods,
+                namespaces=parties.known(homes, others) if self._wanted.namespaces else (),
+            ),
+            problems=tuple(problem for _, one in known for problem in one.problems),
+            held=tuple(label for label, one in known if one.problems and label in self._good),
+            shut=tuple(label for label, one in known if one.problems and label not in self._good),
+        )

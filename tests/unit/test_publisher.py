@@ -1,0 +1,50 @@
+"""What the node is to hold, from Services to rules, with a kernel in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.kernel.memory import MemoryNamespace
+from agent.publisher import Published, published
+from rules.node_ports import Bands
+from rules.plan import diff
+from rules.ports import ALL_PORTS, PortRange
+from rules.publish import Publishing
+from rules.selection import Selection
+from tests.unit.test_publish import AROUND, behind, service
+
+CLUSTER = Publishing(ranges_only=True)
+
+
+def on(namespace: MemoryNamespace, *texts: str) -> Published:
+    """What Services that an API server knows become; `b sip udp 5060-5061@30005`."""
+    named = [text.split(" ", 1) for text in texts]
+    given = [behind(service(words, name=name), "10.1.0.11") for name, words in named]
+    return published(Selection(publications=tuple(given)), namespace, CLUSTER, Bands(ALL_PORTS))
+
+
+def owners(found: Published) -> set[str]:
+    return {rule.owner for rule in found.desired.rules if rule.ports}
+
+
+@pytest.mark.parametrize("wide", ["a", "c"], ids=["named before", "named after"])
+def test_a_run_never_takes_the_first_port_that_an_api_server_gave_to_another(wide: str) -> None:
+    """It knows nothing of runs, and kube-proxy serves that port."""
+    namespace = MemoryNamespace(AROUND)
+    first = on(namespace, f"{wide} rtp udp 10000-10009@30000")
+    assert owners(first) == {f"Service/shop/{wide}/rtp"}
+    namespace.commit(diff("node", first.desired, namespace.observe()))
+    both = on(namespace, f"{wide} rtp udp 10000-10009@30000", "b sip udp 5060-5061@30005")
+    assert owners(both) == {"Service/shop/b/sip"}
+    assert [one.owner for one in both.desired.refused] == [f"Service/shop/{wide}/rtp"]
+    assert "Service/shop/b" in both.desired.refused[0].reason
+
+
+def test_runs_that_do_not_meet_are_all_published() -> None:
+    found = on(MemoryNamespace(AROUND), "a rtp udp 10000-10009@30000", "b sip udp 5060-5061@30010")
+    assert owners(found) == {"Service/shop/a/rtp", "Service/shop/b/sip"}
+    assert found.desired.refused == ()
+    assert sorted(found.allotment.allocations.held.values()) == [
+        PortRange(30000, 30009),
+        PortRange(30010, 30011),
+    ]
