@@ -5,7 +5,7 @@ is lost, the rules in the kernel still tell.
 
 from collections.abc import Collection, Iterable, Mapping
 
-from rules.allotment import DYNAMIC, STATIC, Allotment, allot, holder_of, name_of, recalled, wishes
+from rules.allotment import DYNAMIC, STATIC, Allotment, allot, name_of, recalled
 from rules.desired import label
 from rules.model import OWN, Chain, Desired, Machine, Pending, Rule, Surroundings
 from rules.node_ports import Bands, Held
@@ -60,8 +60,7 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
     claims there stays, nobody gets its ports either."""
     rules = list(lives(namespace.observe()).by_rule)
     publications = selection.publications
-    before = [*_given_to_others(publications, how), *stored]
-    known = recalled(bands, before, rules, [one.service for one in publications], how.addresses)
+    known = recalled(bands, stored, rules, [one.service for one in publications], how.addresses)
     endpoints = {end.address for one in publications for port in one.endpoints for end in port}
     unclaimed = _unclaimed(publications, rules) if unclaimed_stay else ()
     others = False  # are asked only if there is news: there may be thousands of them
@@ -69,7 +68,8 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
         node = namespace.node(sorted(endpoints, key=str), others=others)
         theirs = (*node.occupied.translations, *unclaimed)
         node = replace(node, occupied=replace(node.occupied, translations=theirs))
-        allotment = allot(known, publications, _used(node.occupied))
+        used = _used(node.occupied)
+        allotment = allot(known, publications, used, only_firsts=how.ranges_only)
         found, notes = faces(publications, allotment.allocations, node.own, how)
         if others or not (allotment.dynamic.given or newcomers(found, rules)):
             break
@@ -99,17 +99,6 @@ def published_from_nothing(selection: Selection, how: Publishing, bands: Bands) 
         refused=(*allotment.refused, *refused),
         notes=(*selection.notes, *notes, *more, *desired.notes),
     )
-
-
-def _given_to_others(publications: Iterable[Publication], how: Publishing) -> list[Held]:
-    """What an API server gave: a port, of a range only the first. Kube-proxy serves it, whoever had
-    it; the rest of a range is for who gets it."""
-    return [
-        (holder_of(one.service, port), PortRange(port.node_ports.first, port.node_ports.first))
-        for one in publications
-        for port in wishes(one.service)
-        if how.ranges_only and port.node_ports
-    ]
 
 
 def _unclaimed(publications: Iterable[Publication], rules: Iterable[Rule]) -> list[Translation]:

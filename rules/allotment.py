@@ -1,8 +1,10 @@
 """Which node ports the Services of a node have: what they wish for, or were given before, or are
 given now. Where the API server of a cluster gives them, only what it gave is checked."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
+from itertools import islice
 
 from rules.desired import label
 from rules.model import OWN, Address, Chain, Pending, Rule
@@ -65,10 +67,15 @@ def wishes(service: Service) -> tuple[ServicePort, ...]:
 
 
 def allot(
-    known: Allocations, publications: Iterable[Publication], avoid: Iterable[PortRange] = ()
+    known: Allocations,
+    publications: Iterable[Publication],
+    avoid: Iterable[PortRange] = (),
+    *,
+    only_firsts: bool = False,
 ) -> Allotment:
     """Who has what already keeps it; then wishes come first, and then those without, so that nobody
-    is given what somebody else names."""
+    is given what somebody else names. Where only the first port of each was given, that is its own
+    whoever has it in a run."""
     asking = [
         (one.service, port)
         for one in sorted(publications, key=lambda one: str(one.service))
@@ -78,8 +85,9 @@ def allot(
     known = release(known, *(known.held.keys() - wishing.keys()))
     before = dict(known.held)
     leaving = [one for one, ports in before.items() if wishing[one] not in (None, ports)]
-    known = release(known, *leaving)  # all at once, as two may change places
-    asking.sort(key=lambda each: _turn(each[0], each[1], before))
+    trespassing = _trespassing(wishing) if only_firsts else frozenset()
+    known = release(known, *leaving, *trespassing)  # all at once, as two may change places
+    asking.sort(key=lambda each: (holder_of(*each) in trespassing, _turn(each[0], each[1], before)))
     left, avoided = asking, tuple(avoid)
     while True:  # who moves or goes without leaves something for who was refused
         known, why = _granted(known, left, avoided)
@@ -98,6 +106,20 @@ def allot(
         static=Scope(given[STATIC], tuple(refused[STATIC])),
         dynamic=Scope(given[DYNAMIC], tuple(refused[DYNAMIC])),
     )
+
+
+def _trespassing(wishing: Mapping[Holder, PortRange | None]) -> frozenset[Holder]:
+    """Whose run has a port in it that is the first of somebody else's."""
+    firsts = sorted({(ports.first, holder.owner) for holder, ports in wishing.items() if ports})
+    found: set[Holder] = set()
+    for holder, ports in wishing.items():
+        start = bisect_left(firsts, (ports.first, "")) if ports else len(firsts)
+        for first, owner in islice(firsts, start, None):
+            if ports is None or first > ports.last:
+                break
+            if owner != holder.owner:
+                found.add(holder)
+    return frozenset(found)
 
 
 def _granted(

@@ -15,7 +15,7 @@ from agent.sources.api import Api
 from agent.sources.crowd import Crowd
 from agent.sources.listening import FROM_CACHE, Clock, Listener, Shelf, Subject, Taker, troubles
 from agent.sources.meaning import Progress
-from agent.sources.parties import Home, Wanted, Wards
+from agent.sources.parties import NAMESPACES, PODS, Alike, Home, Wanted, Wards
 from agent.sources.policies import Told, understood
 from agent.sources.vmis import Reference
 from rules.fences import Laws
@@ -33,15 +33,17 @@ _POLICIES = Subject(
     trim=policies.trimmed,
     kind="networkpolicies.networking.k8s.io",
 )
-_PODS = Subject(
-    path=parties.PODS,
-    query={"fieldSelector": parties.RUNNING},
-    trim=parties.trimmed_pod,
-    kind="pods",
-)
-_NAMESPACES = Subject(
-    path=parties.NAMESPACES, query={}, trim=parties.trimmed_namespace, kind="namespaces"
-)
+_NAMESPACES = Subject(path=NAMESPACES, query={}, trim=parties.trimmed_namespace, kind="namespaces")
+
+
+def _pods() -> Subject:
+    alike = Alike()
+    return Subject(
+        path=PODS,
+        query={"fieldSelector": parties.RUNNING},
+        trim=lambda thing: parties.trimmed_pod(thing, alike),
+        kind="pods",
+    )
 
 
 class View(Value, kw_only=True):
@@ -112,7 +114,7 @@ class Lawful:
 
     def _attend(self) -> None:
         """Ask for what is needed now, and for nothing that was not for a while."""
-        needed = {_PODS.kind: self._wanted.pods, _NAMESPACES.kind: self._wanted.namespaces}
+        needed = {PODS: self._wanted.pods, NAMESPACES: self._wanted.namespaces}
         now, self.due = self._clock(), None
         for kind, is_needed in needed.items():
             ear = self._ears.get(kind)
@@ -130,9 +132,9 @@ class Lawful:
     def _listening(self, kind: str) -> _Ear:
         """Beginning with nothing: what was known before may be long gone."""
         server = self._api.another()
-        if kind == _PODS.kind:
+        if kind == PODS:
             self._crowd = Crowd(self._turn, self._changed)
-            return _Ear(server, _PODS, self._crowd, self._changed, NEWEST)
+            return _Ear(server, _pods(), self._crowd, self._changed, NEWEST)
         self._homes = Shelf(parties.home, self._turn, self._changed)
         return _Ear(server, _NAMESPACES, self._homes, self._changed, FROM_CACHE)
 

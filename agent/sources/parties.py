@@ -1,12 +1,13 @@
 """Whom policies speak of beside the machines of a node: Pods and Namespaces as the API server tells
 of them, cut down to their labels and addresses, and those of them that matter here. Pure.
 
-A cluster has tens of thousands of Pods. Each becomes a value of 1 KB as soon as it is decoded, and
-only those that some policy of a machine here may mean are handed on.
+A cluster has tens of thousands of Pods. Each becomes a value of less than 1 KB as soon as it is
+decoded, and only those that some policy of a machine here may mean are handed on.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from ipaddress import ip_address
+from typing import TypeVar
 
 from agent.sources.services import IDENTITY, mapping, mappings, some
 from agent.sources.vmis import FINAL, Object
@@ -34,9 +35,28 @@ HELD = "pod"  # where a trimmed object has what became of it
 
 _PROTOCOLS = {one.name: one for one in Protocol}
 _CONTAINERS = ("containers", "initContainers")
+_MOST_ALIKE = 16384  # values; beyond that it begins anew
 
 Name = tuple[str, Protocol]  # of a port
 Wards = frozenset[tuple[str, Labels]]  # by what policies may select machines: namespace, labels
+
+
+Same = TypeVar("Same", bound=Hashable)
+
+
+class Alike:
+    """Makes one of what is equal: the Pods of a Deployment have the same labels and ports."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[type, Hashable], Hashable] = {}
+
+    def one(self, value: Same) -> Same:
+        if len(self._known) > _MOST_ALIKE:
+            self._known = {}
+        found = self._known.setdefault((type(value), value), value)
+        return found  # type: ignore[return-value]  # it is equal, and of the same type
 
 
 class Home(Value, kw_only=True):
@@ -54,13 +74,13 @@ class Home(Value, kw_only=True):
 # ----------------------------------------------------------------------------------- as they are
 
 
-def trimmed_pod(thing: Object) -> Object:
+def trimmed_pod(thing: Object, alike: Alike) -> Object:
     """For whoever decodes JSON: a Pod becomes a value at once, as what it is made of would take
     several times as much until the last of all is there. In a list no kind is named."""
     metadata = thing.get("metadata")
     if not isinstance(metadata, dict) or not ("spec" in thing or thing.get("kind") == POD):
         return thing
-    return {"metadata": some(metadata, IDENTITY), HELD: _pod(metadata, thing)}
+    return {"metadata": some(metadata, IDENTITY), HELD: _pod(metadata, thing, alike)}
 
 
 def pod(thing: Mapping[str, object]) -> Pod | None:
@@ -69,7 +89,7 @@ def pod(thing: Mapping[str, object]) -> Pod | None:
     return found if isinstance(found, Pod) else None
 
 
-def _pod(metadata: Mapping[str, object], thing: Object) -> Pod | None:
+def _pod(metadata: Mapping[str, object], thing: Object, alike: Alike) -> Pod | None:
     """Addresses of the node are everybody's there, and those of a Pod that has ended are soon
     another's."""
     spec, status = mapping(thing, "spec"), mapping(thing, "status")
@@ -80,10 +100,10 @@ def _pod(metadata: Mapping[str, object], thing: Object) -> Pod | None:
     if not addresses or not isinstance(namespace, str) or not isinstance(name, str):
         return None
     return Pod(
-        namespace=namespace,
+        namespace=alike.one(namespace),
         name=name,
-        ports=tuple(_ports(spec)),
-        labels=_labels(metadata),
+        ports=alike.one(tuple(_ports(spec))),
+        labels=alike.one(_labels(metadata)),
         addresses=addresses,
     )
 
