@@ -4,7 +4,6 @@ given now. Where the API server of a cluster gives them, only what it gave is ch
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
-from itertools import islice
 
 from rules.desired import label
 from rules.model import OWN, Address, Chain, Pending, Rule
@@ -113,11 +112,10 @@ def _trespassing(wishing: Mapping[Holder, PortRange | None]) -> frozenset[Holder
     firsts = sorted({(ports.first, holder.owner) for holder, ports in wishing.items() if ports})
     found: set[Holder] = set()
     for holder, ports in wishing.items():
-        start = bisect_left(firsts, (ports.first, "")) if ports else len(firsts)
-        for first, owner in islice(firsts, start, None):
-            if ports is None or first > ports.last:
-                break
-            if owner != holder.owner:
+        if ports is not None:
+            start = bisect_left(firsts, (ports.first, ""))
+            end = bisect_left(firsts, (ports.last + 1, ""))
+            if any(owner != holder.owner for _, owner in firsts[start:end]):
                 found.add(holder)
     return frozenset(found)
 
