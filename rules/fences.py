@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 
 from rules.desired import entry_link, global_addresses, label
-from rules.isolation import Register
+from rules.isolation import WHOLE, Register
 from rules.model import (
     Address,
     Family,
@@ -22,7 +22,15 @@ from rules.model import (
     Protocol,
     Surroundings,
 )
-from rules.policies import Direction, IpBlock, Namespace, NetworkPolicy, Party, PolicyRule
+from rules.policies import (
+    Direction,
+    IpBlock,
+    Namespace,
+    NetworkPolicy,
+    Party,
+    PolicyRule,
+    collapsed,
+)
 from rules.policies import Peers as Named
 from rules.ports import PortRange, coalesce
 from rules.services import Pod
@@ -87,9 +95,10 @@ def _fence(machine: Machine, direction: Direction, register: Register) -> Fence 
                 said = _said(policy.namespace, rule, protocol, ports, direction)
                 for family in _families(rule):
                     known = reach.get(family, ())
-                    peers = None if known is None else Peers(family, said)
+                    peers = Peers(family, said) if known is not None or _vary(rule) else None
                     if peers is not None:
-                        sets[peers] = frozenset(known or ()) | sets.get(peers, frozenset())
+                        members = frozenset(WHOLE[family] if known is None else known)
+                        sets[peers] = _together(members, sets.get(peers, frozenset()))
                     found[family, peers, protocol].append((ports, str(policy)))
     return Fence(
         policies=label(",".join(str(policy) for policy in selecting)),
@@ -98,9 +107,20 @@ def _fence(machine: Machine, direction: Direction, register: Register) -> Fence 
     )
 
 
+def _vary(rule: PolicyRule) -> bool:
+    """Whether its peers come and go; if these ever are everybody, it is not for good."""
+    return any(isinstance(peer, Named) for peer in rule.peers or ())
+
+
+def _together(some: Members, others: Members) -> Members:
+    """The fewest networks that hold both, of which each are the fewest: none may overlap."""
+    both = some | others
+    return both if both in (some, others) else frozenset(collapsed(tuple(both)))
+
+
 def _families(rule: PolicyRule) -> tuple[Family, ...]:
     """In which it can mean anybody: of blocks that is known for ever."""
-    if rule.peers is None or any(isinstance(peer, Named) for peer in rule.peers):
+    if rule.peers is None or _vary(rule):
         return tuple(Family)
     blocks = [peer.network for peer in rule.peers if isinstance(peer, IpBlock)]
     return tuple(one for one in Family if any(Family.of(b.network_address) is one for b in blocks))

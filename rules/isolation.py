@@ -39,7 +39,7 @@ Names = tuple[tuple[str, Protocol, int], ...]
 Reach = Mapping[Family, tuple[Network, ...] | None]  # None: everybody; no such family: nobody
 Way = tuple[Protocol | None, PortRange | None, Reach]
 
-_WHOLE = {Family.IP: (ip_network("0.0.0.0/0"),), Family.IP6: (ip_network("::/0"),)}
+WHOLE = {Family.IP: (ip_network("0.0.0.0/0"),), Family.IP6: (ip_network("::/0"),)}
 _EVERYBODY: Reach = MappingProxyType(dict.fromkeys(Family))
 
 
@@ -140,7 +140,7 @@ class Register:
     ) -> Iterator[Way]:
         """The way to each number that peers have for a port of that name."""
         numbers: dict[int, list[Network]] = defaultdict(list)
-        for peer in rule.peers or (IpBlock(whole) for [whole] in _WHOLE.values()):
+        for peer in rule.peers or (IpBlock(whole) for [whole] in WHOLE.values()):
             for party, address in self._met(namespace, peer):
                 if (number := party.number(name, protocol)) is not None:
                     numbers[number].append(ip_network(address))
@@ -195,7 +195,7 @@ def _by_family(networks: Iterable[Network]) -> Reach:
     for network in networks:
         found.setdefault(Family.of(network.network_address), []).append(network)
     made = {family: collapsed(some) for family, some in found.items()}
-    return {family: None if some == _WHOLE[family] else some for family, some in made.items()}
+    return {family: None if some == WHOLE[family] else some for family, some in made.items()}
 
 
 # ----------------------------------------------------------------------------- as few as possible
@@ -253,7 +253,7 @@ def _size(one: Allowance) -> int:
 
 
 def _networks(one: Allowance) -> tuple[Network, ...]:
-    return _WHOLE[one.family] if one.peers is None else one.peers
+    return WHOLE[one.family] if one.peers is None else one.peers
 
 
 def _meet(one: Allowance, other: Allowance) -> bool:

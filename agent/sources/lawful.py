@@ -25,6 +25,7 @@ from rules.problems import Problem
 from rules.values import Value, replace
 
 LINGER = 60.0  # seconds: whoever needs Pods now and then must not have all listed each time
+PARTING = 1.0  # seconds until a thread that was told to end is looked after again
 NEWEST = ""  # what the server has in its cache comes in one piece, which for all Pods is too much
 
 _POLICIES = Subject(
@@ -115,7 +116,7 @@ class Lawful:
     def _attend(self) -> None:
         """Ask for what is needed now, and for nothing that was not for a while."""
         needed = {PODS: self._wanted.pods, NAMESPACES: self._wanted.namespaces}
-        now, self.due = self._clock(), None
+        now, later = self._clock(), []
         for kind, is_needed in needed.items():
             ear = self._ears.get(kind)
             if ear is None:
@@ -124,28 +125,36 @@ class Lawful:
             elif is_needed:
                 ear.until = None
             elif ear.until is None or now < ear.until:
-                ear.until = now + LINGER if ear.until is None else ear.until
-                self.due = min(self.due or ear.until, ear.until)
+                ear.until = ear.until or now + LINGER
+                later.append(ear.until)
             else:
-                self._dismiss(kind)
+                ear.end()
+                self._ended.append(self._ears.pop(kind))
+                self._forget(kind)
+        self._part()
+        if self._ended:
+            later.append(now + PARTING)
+        self.due = min(later, default=None)
 
-    def _listening(self, kind: str) -> _Ear:
-        """Beginning with nothing: what was known before may be long gone."""
-        server = self._api.another()
-        if kind == PODS:
-            self._crowd = Crowd(self._turn, self._changed)
-            return _Ear(server, _pods(), self._crowd, self._changed, NEWEST)
-        self._homes = Shelf(parties.home, self._turn, self._changed)
-        return _Ear(server, _NAMESPACES, self._homes, self._changed, FROM_CACHE)
-
-    def _dismiss(self, kind: str) -> None:
-        ear = self._ears.pop(kind)
-        ear.end()
-        self._ended.append(ear)
+    def _part(self) -> None:
+        """From those whose threads are at their end: they know everybody."""
         for one in [one for one in self._ended if one.listener.ended(0)]:
             self._ended.remove(one)
             requests, received = self._past
             self._past = requests + one.listener.requests, received + one.listener.received
+
+    def _listening(self, kind: str) -> _Ear:
+        server = self._api.another()
+        if kind == PODS:
+            return _Ear(server, _pods(), self._crowd, self._changed, NEWEST)
+        return _Ear(server, _NAMESPACES, self._homes, self._changed, FROM_CACHE)
+
+    def _forget(self, kind: str) -> None:
+        """What nobody listens to any more is soon no longer true."""
+        if kind == PODS:
+            self._crowd = Crowd(self._turn, self._changed)
+        else:
+            self._homes = Shelf(parties.home, self._turn, self._changed)
 
     @property
     def _needed(self) -> list[Listener]:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from ipaddress import ip_address
 from typing import TypeVar
 
-from agent.sources.services import IDENTITY, mapping, mappings, some
+from agent.sources.services import mapping, mappings, some
 from agent.sources.vmis import FINAL, Object
 from rules.manifests.metadata import is_elsewhere
 from rules.model import Address, Machine, Protocol
@@ -34,6 +34,7 @@ RUNNING = ",".join(f"status.phase!={phase}" for phase in FINAL)  # or about to: 
 HELD = "pod"  # where a trimmed object has what became of it
 
 _PROTOCOLS = {one.name: one for one in Protocol}
+_NAMED = ("namespace", "name", "resourceVersion")
 _CONTAINERS = ("containers", "initContainers")
 _MOST_ALIKE = 16384  # values; beyond that it begins anew
 
@@ -55,8 +56,8 @@ class Alike:
     def one(self, value: Same) -> Same:
         if len(self._known) > _MOST_ALIKE:
             self._known = {}
-        found = self._known.setdefault((type(value), value), value)
-        return found  # type: ignore[return-value]  # it is equal, and of the same type
+        key = type(value), value
+        return self._known.setdefault(key, value)  # type: ignore[return-value]  # of that type
 
 
 class Home(Value, kw_only=True):
@@ -80,7 +81,7 @@ def trimmed_pod(thing: Object, alike: Alike) -> Object:
     metadata = thing.get("metadata")
     if not isinstance(metadata, dict) or not ("spec" in thing or thing.get("kind") == POD):
         return thing
-    return {"metadata": some(metadata, IDENTITY), HELD: _pod(metadata, thing, alike)}
+    return {"metadata": some(metadata, _NAMED), HELD: _pod(metadata, thing, alike)}
 
 
 def pod(thing: Mapping[str, object]) -> Pod | None:
@@ -142,7 +143,7 @@ def trimmed_namespace(thing: Object) -> Object:
     metadata = thing.get("metadata")
     if not isinstance(metadata, dict) or not ("spec" in thing or thing.get("kind") == NAMESPACE):
         return thing
-    return {"metadata": {**some(metadata, IDENTITY), "labels": mapping(metadata, "labels")}}
+    return {"metadata": {**some(metadata, _NAMED), "labels": mapping(metadata, "labels")}}
 
 
 def home(thing: Mapping[str, object]) -> Home | None:

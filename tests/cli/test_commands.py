@@ -142,7 +142,7 @@ def test_what_is_not_ours_is_named_with_the_reason(ask: Ask, tmp_path: Path) -> 
         ["plan", "-f", DESKTOP, "--against", "moon"],
         ["explain", "tcp/1"],
         ["explain", "-f", DESKTOP, "--live", "tcp/1"],
-        ["explain", "-f", DESKTOP, "sctp/1"],
+        ["explain", "-f", DESKTOP, "icmp/1"],
         ["explain", "-f", DESKTOP, "tcp/0"],
         ["explain", "-f", DESKTOP, "tcp/٣"],
         ["explain", "-f", DESKTOP, "tcp/99999999999999999999"],

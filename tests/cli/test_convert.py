@@ -183,8 +183,7 @@ def test_services_and_pods_are_validated_and_counted(ask: Ask, service: Path) ->
     pod = service.with_name("a.yaml")
     pod.write_text(POD)
     code, out, err = ask("validate", "-f", service.parent)
-    assert (code, out) == (0, "2 manifests, all valid\n")
-    assert err == f"{pod}:1: Pod/default/exchange is checked, and needs nothing\n"
+    assert (code, out, err) == (0, "2 manifests, all valid\n", "")
     pod.write_text(POD.replace("80", "0"))
     code, _, err = ask("validate", "-f", service.parent)
     assert code == 65

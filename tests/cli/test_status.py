@@ -15,7 +15,7 @@ from agent.commands import status as module
 from agent.commands.status import status_text
 from agent.entry import guarded
 from agent.server import Server
-from agent.status import Change, Drift, Standing, State, Status, status_json
+from agent.status import Change, Drift, Policies, Standing, State, Status, status_json
 from rules.model import Live, Pending
 from rules.problems import Problem
 from tests.spaces import portranger
@@ -79,11 +79,13 @@ NODE = Status(
     manifests=2,
     problems=(PROBLEM,),
     held=("/etc/m/laptop.yaml",),
+    policies=Policies(enforced=True, count=3),
     namespaces=(BLUE, RED),
 )
 TEXT = """\
 portranger 1.2.3, pid 4711, up since 2027-01-15 04:59:55 UTC (3 h ago), ready, \
 2 manifests from /etc/m, 1 problem
+policies: 3 enforced
 problem: /etc/m/laptop.yaml:16: spec.end: is not a port number (it is 70000). \
 Write a number from 1 to 65535. [port-out-of-range]
 on its last good meaning: /etc/m/laptop.yaml
@@ -118,7 +120,38 @@ def test_a_node_at_its_start_says_so() -> None:
     assert told(fresh) == (
         "portranger 1.2.3, pid 4711, up since 2027-01-15 08:00:00 UTC (just now), not ready, "
         "0 manifests, 0 problems\nsource: it is not there\n"
+        "policies: left to the network plugin ([policy] enforce = true enforces them)\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("policies", "text", "answer"),
+    [
+        (Policies(enforced=True), "0 enforced", {"enforced": True, "count": 0}),
+        (
+            Policies(enforced=True, count=2, why="it is away"),
+            "2 enforced; it is away",
+            {"enforced": True, "count": 2, "why": "it is away"},
+        ),
+        (
+            Policies(count=2),
+            "left to the network plugin ([policy] enforce = true enforces them)",
+            {"enforced": False, "count": 2},
+        ),
+    ],
+)
+def test_whether_policies_are_enforced_is_said(
+    policies: Policies, text: str, answer: dict[str, object]
+) -> None:
+    status = Status(version="1", pid=1, started=NOW, policies=policies)
+    assert f"\npolicies: {text}\n" in told(status)
+    assert status_json(status)["policies"] == answer
+
+
+def test_an_older_daemon_says_nothing_of_policies() -> None:
+    answer = status_json(NODE)
+    del answer["policies"]
+    assert not any(line.startswith("policies") for line in status_text(answer, NOW))
 
 
 def test_everything_is_a_word_of_its_own() -> None:
@@ -216,7 +249,7 @@ def test_names_of_tenants_cannot_spoil_the_terminal(ask: Ask) -> None:
     with daemon(status) as made:
         code, out, _ = ask(f"127.0.0.1:{made.address[1]}")
     assert code == 0
-    assert out.count("\n") == 10
+    assert out.count("\n") == 11
     assert all(line.isprintable() for line in out.split("\n"))
     assert not any(line.startswith("namespace y") for line in out.splitlines())
 

@@ -29,7 +29,8 @@ def base_chain(name: str, priority: int, **more: object) -> Json:
 PREROUTING = base_chain("prerouting", -101)
 OUTPUT = base_chain("output", -101)
 POSTROUTING = base_chain("postrouting", 99)
-CHAINS = [PREROUTING, OUTPUT, POSTROUTING]
+FORWARD = base_chain("forward", -1, type="filter")
+CHAINS = [PREROUTING, OUTPUT, POSTROUTING, FORWARD]
 
 ON_ETH0: Json = {"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": "eth0"}}
 VIA_ETH0: Json = {"match": {"op": "==", "left": {"meta": {"key": "oifname"}}, "right": "eth0"}}

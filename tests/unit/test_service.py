@@ -524,11 +524,13 @@ def test_what_only_has_the_name_of_a_service_or_a_pod_is_skipped(api: str, kind:
 
 
 def test_a_list_of_several_kinds_is_read_one_by_one() -> None:
-    items = [service(), {"apiVersion": "v1", "kind": "Namespace"}, pod(""), service("{port: 0}")]
+    home = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}}
+    items = [service(), home, pod(""), service("{port: 0}")]
     reading = read({"kind": "List", "items": items})
     assert reading.service_places == (("items", 0),)
+    assert reading.namespace_places == (("items", 1),)
     assert reading.pod_places == (("items", 2),)
-    assert reading.count == 3
+    assert reading.count == 4
     assert found(reading) == [("port-out-of-range", "items[3].spec.ports[0].port")]
 
 

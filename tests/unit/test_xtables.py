@@ -623,6 +623,18 @@ def test_a_script_has_a_block_for_each_commit() -> None:
     ]
 
 
+def test_a_script_for_filters_alone_has_one_block() -> None:
+    table = holding(INTO, GUARD, forward())
+    more = filtered("tcp 443", into="10.0.2.2")
+    assert script(planned(table, more, GUARD, RESUMING, forward())).splitlines() == [
+        "*filter",
+        f"-4 -D {FORWARD} 1",
+        f"-4 -I {FORWARD} 1 {statement(RESUMING)}",
+        f"-4 -I {FORWARD} 2 {statement(more)}",
+        "COMMIT",
+    ]
+
+
 def test_a_script_that_removes_everything_begins_with_translations() -> None:
     plan = planned(holding(GUARD, forward()))
     assert script(plan).splitlines() == [
