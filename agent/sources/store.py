@@ -149,6 +149,8 @@ class Store:
                     file.flush()
                     os.fsync(file.fileno())
             scratch.replace(path)
+            if durable:
+                _sync(path.parent)
         except OSError as error:
             self._warn(f"cannot write {path}: {error.strerror}")
             with contextlib.suppress(OSError):
@@ -157,6 +159,15 @@ class Store:
                 path.unlink()  # what is no longer true is worse than nothing
             return False
         return True
+
+
+def _sync(folder: Path) -> None:
+    """Have the names in a folder on the disk, not only what is in the files."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _digest(content: object) -> str:

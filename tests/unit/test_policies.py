@@ -302,6 +302,14 @@ def test_peers_become_networks(
     assert texts == expected
 
 
+def test_the_same_words_mean_others_in_another_namespace() -> None:
+    made = policy("ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]")
+    known = Register([made, replace(made, namespace="bank")], EVERYBODY, KNOWN)
+    for namespace, address in (("shop", "10.0.0.1/32"), ("bank", "10.1.0.1/32")):
+        found = known.isolation(replace(vm(), namespace=namespace), INGRESS)
+        assert told(found, Family.IP) == [f"any all with {address} by p"]
+
+
 @pytest.mark.parametrize(
     ("written", "opens"),
     [
@@ -452,6 +460,10 @@ SEVERAL = {
             B % ("10.0.0.0/7", "{port: 4, endPort: 9}"),
         ],
         ["tcp 1-3 with 10.0.0.0/8 by a", "tcp 4-9 with 10.0.0.0/7 by c"],
+    ),
+    "of what is allowed twice, the wider stays": (
+        [B % ("10.0.0.0/9", "{port: 1}"), A % "{port: 1}", B % ("10.128.0.0/9", "{port: 1}")],
+        ["tcp 1 with 10.0.0.0/8 by b"],
     ),
     "what others allow only some of stays whole": (
         [A % "{port: 1, endPort: 5}", B % ("10.1.0.0/16", "{port: 2, endPort: 6}")],
