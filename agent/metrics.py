@@ -34,6 +34,7 @@ OTHER = "other"
 FRESH = 1.0  # seconds for which counters are not read again
 REMEMBERED = 3600.0  # seconds after which a range that went is forgotten
 LONGEST_LABEL = 250  # an owner has 128 bytes at the most
+DROPPED = "forward, dropped"  # in the place of a chain
 RANGE_LABELS = ("netns", "owner", "family", "chain", "protocol", "ports")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -278,7 +279,11 @@ class Ranges:
 
 
 def _forwards(live: Live) -> bool:
-    return live.rule.chain is not Chain.POSTROUTING and not live.rule.guards
+    """Whether it is a range, or what policies accept or drop."""
+    rule = live.rule
+    if rule.chain is Chain.FORWARD:
+        return not rule.resumes
+    return rule.chain is not Chain.POSTROUTING and not rule.guards
 
 
 def _key(standing: Standing, live: Live) -> object:
@@ -292,7 +297,7 @@ def _series(netns: str, rule: Rule) -> Series:
         _label(netns),
         _label(rule.owner),
         rule.family.value,
-        rule.chain.value,
+        DROPPED if rule.chain is Chain.FORWARD and rule.guards else rule.chain.value,
         rule.protocol.value if rule.protocol else "any",
         str(rule.ports) if rule.ports else "any",
     )
