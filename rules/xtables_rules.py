@@ -90,7 +90,8 @@ def _comment(rule: Rule) -> str:
 
 def _verdict(rule: Rule) -> str:
     if rule.chain is Chain.FORWARD:
-        return "ACCEPT" if rule.accepts else "DROP"
+        # ACCEPT would keep rules of others from being asked, as nftables' accept does not.
+        return "RETURN" if rule.accepts else "DROP"
     return "REDIRECT" if rule.guards else "MASQUERADE"
 
 
@@ -123,7 +124,7 @@ def _parse(family: Family, chain: Chain, fields: Mapping[str, object]) -> Rule:
     target = fields["target"]
     verb, key = _verb(chain)
     to, to_port = None, None
-    if target not in ("MASQUERADE", "REDIRECT", "ACCEPT", "DROP"):
+    if target not in ("MASQUERADE", "REDIRECT", "RETURN", "DROP"):
         to, to_port = _parse_target(family, target[verb][key])  # type: ignore[index]
     link = fields.get(_link_key(chain))
     owner = _text(fields["comment"]["comment"])  # type: ignore[index]
@@ -139,7 +140,7 @@ def _parse(family: Family, chain: Chain, fields: Mapping[str, object]) -> Rule:
         destination=destination,
         to=to,
         to_port=to_port,
-        accepts=target == "ACCEPT",
+        accepts=target == "RETURN",
         peer=peer,
     )
     ends = [end for end in (source, destination, to, peer) if end is not None]

@@ -135,7 +135,7 @@ OTHERS = """*filter
 COMMIT
 *nat
 :PORTRANGER-FORWARD - [0:0]
-[13:14] -A PORTRANGER-FORWARD -p tcp -j ACCEPT
+[13:14] -A PORTRANGER-FORWARD -p tcp -j RETURN
 COMMIT
 """
 
@@ -190,10 +190,10 @@ def test_the_order_in_our_chain(netns: str) -> None:
     text = within(netns, "iptables-legacy-save", "-t", "filter").replace('"', "")
     found = re.findall(r"(?m)^-A PORTRANGER-FORWARD (.*)$", text)
     assert [line.replace(f" -m comment --comment {OWNER}", "") for line in found] == [
-        "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
-        "-s 10.1.0.0/16 -d 10.0.2.2/32 -p tcp -m tcp --dport 80:90 (ingress) -j ACCEPT",
-        "-d 10.0.2.2/32 -p udp -m udp --dport 53 -j ACCEPT",
-        "-s 10.3.4.5/32 -d 10.0.2.2/32 -p tcp -m tcp --dport 443 (ingress) -j ACCEPT",
+        "-m conntrack --ctstate RELATED,ESTABLISHED -j RETURN",
+        "-s 10.1.0.0/16 -d 10.0.2.2/32 -p tcp -m tcp --dport 80:90 (ingress) -j RETURN",
+        "-d 10.0.2.2/32 -p udp -m udp --dport 53 -j RETURN",
+        "-s 10.3.4.5/32 -d 10.0.2.2/32 -p tcp -m tcp --dport 443 (ingress) -j RETURN",
         "-d 10.0.2.2/32 -j DROP",
     ]
 
@@ -201,18 +201,18 @@ def test_the_order_in_our_chain(netns: str) -> None:
 RESUMING = "-m conntrack --ctstate {} -m comment --comment " + OWNER
 STRANGE = {
     "a mask with gaps": "-s 10.0.0.0/255.0.255.0 -d 10.0.2.2 -m comment --comment"
-    f' "{OWNER} (ingress)" -j ACCEPT',
-    "no direction": f"-s 10.1.0.0/16 -d 10.0.2.2 -m comment --comment {OWNER} -j ACCEPT",
-    "all but some": f"! -s 10.1.0.0/16 -d 10.0.2.2 -m comment --comment {OWNER} -j ACCEPT",
-    "new flows": f"{RESUMING.format('NEW')} -j ACCEPT",
-    "more than open flows": f"{RESUMING.format('NEW,RELATED,ESTABLISHED')} -j ACCEPT",
+    f' "{OWNER} (ingress)" -j RETURN',
+    "no direction": f"-s 10.1.0.0/16 -d 10.0.2.2 -m comment --comment {OWNER} -j RETURN",
+    "all but some": f"! -s 10.1.0.0/16 -d 10.0.2.2 -m comment --comment {OWNER} -j RETURN",
+    "new flows": f"{RESUMING.format('NEW')} -j RETURN",
+    "more than open flows": f"{RESUMING.format('NEW,RELATED,ESTABLISHED')} -j RETURN",
     "all but open flows": f"-m conntrack ! --ctstate RELATED,ESTABLISHED -m comment"
-    f" --comment {OWNER} -j ACCEPT",
+    f" --comment {OWNER} -j RETURN",
     "fragments": f"-f -d 10.0.2.2 -m comment --comment {OWNER} -j DROP",
-    "a way out": f"-o eth0 -d 10.0.2.2 -m comment --comment {OWNER} -j ACCEPT",
-    "all of one protocol": f"-d 10.0.2.2 -p tcp -m comment --comment {OWNER} -j ACCEPT",
+    "a way out": f"-o eth0 -d 10.0.2.2 -m comment --comment {OWNER} -j RETURN",
+    "all of one protocol": f"-d 10.0.2.2 -p tcp -m comment --comment {OWNER} -j RETURN",
     "a rejection": f"-d 10.0.2.2 -m comment --comment {OWNER} -j REJECT",
-    "a way back": f"-d 10.0.2.2 -m comment --comment {OWNER} -j RETURN",
+    "past all others": f"-d 10.0.2.2 -m comment --comment {OWNER} -j ACCEPT",
 }
 
 

@@ -7,8 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from collections.abc import Callable, Iterable, Iterator
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
 from typing import Any
 
 from hypothesis import strategies as st
@@ -251,14 +258,27 @@ class ListedTable:
         assert kind == "table" or self.of("table")
         if kind == "rule":
             assert value["chain"] in [one["name"] for one in self.of("chain")]
-            assert looked_into(value) <= {one["name"] for one in self.of("map")}
+            assert looked_into(value) <= {one["name"] for one in [*self.of("map"), *self.of("set")]}
             counted = {"counter": self._counted()}
             value["expr"] = [counted if "counter" in item else item for item in value["expr"]]
+        place = len(self.entries)
+        if "handle" in value:  # a rule of that handle, which it comes behind
+            there = value["chain"], value["handle"]
+            found = [(one.get("chain"), one["handle"]) for one in self._values()]
+            place = found.index(there) + 1
         self.handle += 1
-        self.entries.append({kind: value | {"handle": self.handle}})
+        self.entries.insert(place, {kind: value | {"handle": self.handle}})
+
+    def _values(self) -> Iterator[dict[str, Any]]:
+        return (value for entry in self.entries for value in entry.values())
 
     def _put(self, value: dict[str, Any]) -> None:
         elements = self._elements(value)
+        if value["name"] in [one["name"] for one in self.of("set")]:
+            for one in value["elem"]:
+                assert not any(_network(one).overlaps(_network(other)) for other in elements)
+                elements.append(one)
+            return
         for key, to in value["elem"]:
             inner = key["elem"]
             ports = _ports(inner["val"])
@@ -266,7 +286,8 @@ class ListedTable:
             elements.append([{"elem": inner | {"counter": self._counted()}}, to])
 
     def _elements(self, value: dict[str, Any]) -> list[Any]:
-        (found,) = (one for one in self.of("map") if one["name"] == value["name"])
+        both = [*self.of("map"), *self.of("set")]
+        (found,) = (one for one in both if one["name"] == value["name"])
         elements: list[Any] = found.setdefault("elem", [])
         return elements
 
@@ -282,12 +303,12 @@ class ListedTable:
         elif kind == "element":
             elements = self._elements(value)
             for key in value["elem"]:
-                (found,) = (one for one in elements if one[0]["elem"]["val"] == key)
+                (found,) = (one for one in elements if key in (one, _key(one)))
                 elements.remove(found)
-        elif kind == "map":
+        elif kind in ("map", "set"):
             assert not any(value["name"] in looked_into(rule) for rule in self.of("rule"))
-            (gone,) = (one for one in self.of("map") if one["name"] == value["name"])
-            self.entries.remove({"map": gone})
+            (gone,) = (one for one in self.of(kind) if one["name"] == value["name"])
+            self.entries.remove({kind: gone})
         else:
             place = value["chain"], value["handle"]
             (gone,) = (one for one in self.of(kind) if (one["chain"], one["handle"]) == place)
@@ -301,8 +322,20 @@ class ListedTable:
         return decode([{"metainfo": {"json_schema_version": 1}}, *self.entries])
 
 
+def _key(element: Any) -> object:
+    """Of an element of a map."""
+    return element[0]["elem"]["val"] if isinstance(element, list) else None
+
+
+def _network(element: Any) -> IPv4Network | IPv6Network:
+    """That an element of a set is."""
+    if isinstance(element, str):
+        return ip_network(element)
+    return ip_network((element["prefix"]["addr"], element["prefix"]["len"]))
+
+
 def looked_into(rule: dict[str, Any]) -> set[str]:
-    """The names of the maps that a rule looks into."""
+    """The names of the maps and sets that a rule looks into."""
     return set(re.findall(r"'@([^']+)'", str(rule["expr"])))
 
 

@@ -65,7 +65,7 @@ families = st.sampled_from(Family)
 chain_names = st.sampled_from(sorted(CHAINS))
 places = st.integers(0, 20)
 
-odd_rules = st.sampled_from([{"target": "RETURN"}, {}, {"protocol": "tcp", "target": "ACCEPT"}])
+odd_rules = st.sampled_from([{"target": "ACCEPT"}, {}, {"protocol": "tcp", "target": "RETURN"}])
 insertions = st.tuples(
     st.just("insert"), families, chain_names, places, rules().map(encode) | odd_rules
 )

@@ -145,27 +145,27 @@ RULES = [
     pytest.param(
         RESUMING,
         "-m conntrack --ctstate RELATED,ESTABLISHED",
-        "-j ACCEPT",
-        {"conntrack": {"ctstate": "RELATED,ESTABLISHED"}, "target": "ACCEPT"},
+        "-j RETURN",
+        {"conntrack": {"ctstate": "RELATED,ESTABLISHED"}, "target": "RETURN"},
         id="what belongs to open flows",
     ),
     pytest.param(
         INTO,
         "-d 10.0.2.2 -p tcp -m tcp --dport 80:90",
-        "-j ACCEPT",
+        "-j RETURN",
         {
             "dst": "10.0.2.2",
             "protocol": "tcp",
             "tcp": {"dport": "80:90"},
-            "target": "ACCEPT",
+            "target": "RETURN",
         },
         id="from anybody to the guest",
     ),
     pytest.param(
         filtered("sctp 7", out_of=V6),
         f"-s {V6} -p sctp -m sctp --dport 7",
-        "-j ACCEPT",
-        {"src": V6, "protocol": "sctp", "sctp": {"dport": "7"}, "target": "ACCEPT"},
+        "-j RETURN",
+        {"src": V6, "protocol": "sctp", "sctp": {"dport": "7"}, "target": "RETURN"},
         id="from the guest to anybody",
     ),
     pytest.param(
@@ -238,10 +238,10 @@ def test_a_rule_comes_back_from_the_listing_with_its_place_and_counters(
 def test_a_rule_with_a_peer_says_in_its_comment_which_end_is_the_guest(
     rule: Rule, words: str, fields: Json
 ) -> None:
-    assert statement(rule) == f"{words.format(OWNER)} -j ACCEPT"
+    assert statement(rule) == f"{words.format(OWNER)} -j RETURN"
     way = "egress" if rule.destination is None else "ingress"
     comment = {"comment": {"comment": f"{OWNER} ({way})"}}
-    assert encode(rule) == {**comment, **fields, "target": "ACCEPT"}
+    assert encode(rule) == {**comment, **fields, "target": "RETURN"}
     bits = 32 if rule.family is Family.IP else 128
     ends = {end: text if "/" in text else f"{text}/{bits}" for end, text in listed_ends(fields)}
     seen = observed(rule.family, rule.chain, {**encode(rule), **ends, "counters": [3, 180]})
@@ -343,7 +343,7 @@ def let_in(**more: object) -> Json:
         pytest.param(let_in(src="10.1.0.7/16"), id="a network with more than its bits"),
         pytest.param(let_in(src="fd00::/8"), id="a peer of the other family"),
         pytest.param(let_in(target="REJECT"), id="a rejection"),
-        pytest.param(let_in(target="RETURN"), id="a way back"),
+        pytest.param(let_in(target="ACCEPT"), id="past all others"),
         pytest.param(let_in(target="MASQUERADE"), id="a translation"),
         pytest.param(let_in(conntrack={"ctstate": "NEW"}), id="new flows"),
         pytest.param(let_in(conntrack={"ctstate": "RELATED,ESTABLISHED"}), id="open flows of some"),
@@ -363,7 +363,7 @@ def test_what_we_could_not_have_written_in_forward_is_foreign(fields: Json) -> N
     assert (foreign.chain, foreign.handle) == (f"ip {FORWARD}", 0)
 
 
-@pytest.mark.parametrize("verdict", ["ACCEPT", "DROP"])
+@pytest.mark.parametrize("verdict", ["RETURN", "DROP"])
 @pytest.mark.parametrize("chain", list(Chain)[:3])
 def test_a_filter_is_foreign_elsewhere(chain: Chain, verdict: str) -> None:
     fields = {"dst": "10.0.2.2", "comment": {"comment": OWNER}, "counters": [0, 0]}
