@@ -23,6 +23,7 @@ ROWS = (
     ("a new UDP flow, processor time", "flows-udp", "our map of 5000, of a bare dnat"),
     ("a new TCP connection, the same", "flows-tcp", "our map of 5000, of a bare dnat"),
     ("an open TCP stream", "flows-stream", "through a map of 5000, of routing"),
+    ("2,000 ranges of 200 Services", "services-flows", "rate with 2,000 ranges, of one (shifted)"),
     ("1,000 namespaces of 4 ranges", "daemon-crowd", "start until ready, rules to be made"),
     ("the same, nothing to do", "daemon-crowd", "resync, nothing to do"),
     ("one manifest of 1,000 saved", "daemon-crowd", "one file saved until its rules are there"),
