@@ -91,6 +91,8 @@ def decode(
         if peers and members is not None:
             sets[peers] = members
     kinds[SET] = [one for one in kinds.get(SET, []) if nft_sets.named(one.get("name")) not in sets]
+    if kinds[SET]:
+        found = [_misled(one, sets) for one in found]
     for kind, values in {**kinds, MAP: maps.values()}.items():
         for value in values:
             if kind in (MAP, SET) and _is_name(value.get("name")):
@@ -104,7 +106,7 @@ def decode(
         table=bool(tables),
         unsound="; ".join(sorted(set(unsound))),
         mapped={} if unsound else mapped,
-        sets={} if unsound else sets,
+        sets=sets,
     )
 
 
@@ -150,6 +152,13 @@ def _misshapen(one: Live | Foreign, mapped: Mapping[Lookup, int]) -> Live | Fore
     if isinstance(one, Foreign) or lookup_of(one.rule) not in mapped:
         return one
     return Foreign(one.rule.chain.value, one.handle, f"dport of {one.rule.owner}")
+
+
+def _misled(one: Live | Foreign, sets: Mapping[Peers, Members]) -> Live | Foreign:
+    """A rule that asks a set of another kind, under a name of ours, goes: so that the set can."""
+    if isinstance(one, Foreign) or one.rule.peers is None or one.rule.peers in sets:
+        return one
+    return Foreign(one.rule.chain.value, one.handle, f"asks {one.rule.peers}, not ours")
 
 
 def _misplaced(found: list[Live | Foreign], rules: list[Json]) -> list[Live | Foreign]:

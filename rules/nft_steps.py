@@ -123,9 +123,9 @@ def steps(plan: Plan) -> list[Step]:
         found += [MakeTable(exclusive=True)]
     found += [MakeChain(chain) for chain in _new_chains(plan)]
     remade = plan.table is Table.REMAKE
+    found += [] if remade else _strangers(plan)  # of whom one may have the name of a set
     found += nft_sets.entering({} if remade else plan.sets_before, plan.sets)
     if not remade:
-        found += _strangers(plan)
         found += _deleted(plan)
         found += [DropMap(*each) for lookup in plan.spreading for each in _maps(lookup)]
         for lookup, gone in _erased(plan).items():

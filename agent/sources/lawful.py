@@ -249,8 +249,6 @@ class Lawful:
         with self._turn:
             homes_age = self._homes.age
             homes = {one.name: one.labels for one in self._homes.things.values()}
-        if not self._wanted.namespaces:
-            homes, homes_age = {}, -1
         crowd = self._crowd
         crowd.choose(self._wanted, homes, homes_age)
         with self._turn:

@@ -18,7 +18,7 @@ from agent.sources.files import load
 from rules.model import Chain, Family, Live, Protocol
 from rules.values import replace
 from tests.daemon.running import Node, Running
-from tests.datapath.publishing import TCP, UDP, serving
+from tests.datapath.publishing import TCP, UDP, Ports, serving
 from tests.nodes import KINDS, NODE4, NODE6, Net, Vm, net, socket_in
 from tests.spaces import NFTABLES, eventually, ip, kernel, observed, within
 
@@ -63,6 +63,7 @@ PORTS = (  # of both machines; the second calls another port http
 )
 FIRST = ("name: http, port: 80", "port: 85", *PORTS)
 SECOND = ("port: 80", "name: http, port: 85", *PORTS)
+LABELS = "app: phone, tier: back"  # of the first
 
 
 def address(who: str, family: Family) -> str:
@@ -132,8 +133,12 @@ def policy(spec: str, name: str = "web", namespace: str = "default") -> str:
     )
 
 
+Question = tuple[str, str, Protocol, int]  # which way, with whom, where
+Question = tuple[str, str, Protocol, int]  # which way, with whom, where
 PHONE = "podSelector: {matchLabels: {app: phone}}"  # the first machine
-CLOSED = policy(f"{PHONE}, policyTypes: [Ingress, Egress]")
+ALL4, ALL6 = "{ipBlock: {cidr: 198.51.100.0/24}}", "{ipBlock: {cidr: '2001:db8:5::/64'}}"
+BOTH = f"{PHONE}, policyTypes: [Ingress, Egress]"
+CLOSED = policy(BOTH)
 
 
 # ------------------------------------------------------------------------------------- the town
@@ -166,6 +171,14 @@ class Town:
         change()
         assert self.daemon.says("applied", times=before + 1, netns=vm.pod)
 
+    def cut(self, change: Callable[[], object]) -> None:
+        """Do it, and wait until flows were forgotten because of it."""
+        before = self.daemon.metric("conntrack_forgotten_total")
+        self.changed(change, self.first)
+        assert eventually(
+            lambda: self.daemon.metric("conntrack_forgotten_total") > before, PATIENCE
+        )
+
     @property
     def first(self) -> Vm:
         """Whom policies select."""
@@ -191,6 +204,12 @@ class Town:
         found = answered(asks)
         assert len(found) != 1, found
         return bool(found)
+
+    def assert_open(self, *wanted: Question, shut: Collection[Question] = ()) -> None:
+        """That these pass, and those do not, in both families."""
+        asks = {self.asked(*one, family): one for one in (*wanted, *shut) for family in Family}
+        hoped = [ask for ask, one in asks.items() if one in wanted]
+        assert answered(list(asks), hoped) == set(hoped)
 
     def fences(self) -> list[Live]:
         """The rules of policies, in front of the first machine."""
@@ -219,22 +238,27 @@ def wired() -> Iterator[Net]:
         ip(
             lab.client,
             *(f"addr add {address(who, Family.IP)}/24 dev eth0" for who in more),
-            *(f"addr add {address(who, Family.IP6)}/64 dev eth0" for who in more),
+            # Of several, the kernel would take any; of those that it is to prefer there is one.
+            *(f"addr add {address(who, Family.IP6)}/64 dev eth0 preferred_lft 0" for who in more),
             f"route add 10.1.0.0/24 via {NODE4}",
             f"route add fd01::/64 via {NODE6}",
         )
         yield lab
 
 
-@contextmanager
-def policed(folder: Path, lab: Net, text: str = "") -> Iterator[Town]:
-    """The daemon, with both machines, everybody, and what else is written."""
+def written(folder: Path, lab: Net) -> Node:
+    """What a daemon lives on: both machines, and everybody."""
     node = Node(folder, lab.node)
-    node.save("vm1.yaml", machine(lab.vms[0], FIRST, "app: phone, tier: back"))
+    node.save("vm1.yaml", machine(lab.vms[0], FIRST, LABELS))
     node.save("vm2.yaml", machine(lab.vms[1], SECOND, "role: client"))
     node.save("everybody.yaml", everybody())
-    if text:
-        node.save(POLICY, text)
+    return node
+
+
+@contextmanager
+def policed(folder: Path, lab: Net) -> Iterator[Town]:
+    """The daemon, that knows of no policy yet."""
+    node = written(folder, lab)
     with node.running() as daemon:
         yield Town(lab, node, daemon)
 
@@ -242,22 +266,29 @@ def policed(folder: Path, lab: Net, text: str = "") -> Iterator[Town]:
 @contextmanager
 def served(lab: Net) -> Iterator[None]:
     """Servers of all neighbours, and in both guests."""
-    streams = [(protocol, port) for protocol, port in SERVED if protocol is TCP]
-    places = [(lab.client, "outside", streams)]
-    places += [(vm.guest, name, SERVED) for vm, name in zip(lab.vms, ("one", "two"), strict=True)]
-    with ExitStack() as stack:
-        for where, name, ports in places:
-            stack.enter_context(serving(where, name, ports))
-        stack.enter_context(_datagrams(lab.client, "outside"))
+    with (
+        outside(lab, SERVED),
+        serving(lab.vms[0].guest, "one", SERVED),
+        serving(lab.vms[1].guest, "two", SERVED),
+    ):
         yield
 
 
 @contextmanager
-def _datagrams(where: str, name: str) -> Iterator[None]:
+def outside(lab: Net, ports: Ports) -> Iterator[None]:
+    """Servers of all neighbours."""
+    wanted = list(ports)
+    streams = [(protocol, port) for protocol, port in wanted if protocol is TCP]
+    with serving(lab.client, "outside", streams), _datagrams(lab.client, "outside", wanted):
+        yield
+
+
+@contextmanager
+def _datagrams(where: str, name: str, wanted: Ports) -> Iterator[None]:
     """Servers that answer from the address that was asked: of one socket for all, the kernel would
     choose it."""
     over = threading.Event()
-    ports = [port for protocol, port in SERVED if protocol is UDP]
+    ports = [port for protocol, port in wanted if protocol is UDP]
     whose = [address(who, family) for who in NEIGHBOURS for family in Family]
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
@@ -281,6 +312,17 @@ def _datagrams(where: str, name: str) -> Iterator[None]:
         finally:
             over.set()
             thread.join(PATIENCE)
+
+
+def bound(where: str, family: Family, kind: socket.SocketKind, port: int) -> socket.socket:
+    """A socket of its own on all addresses of that family there."""
+    anywhere = "::" if family is Family.IP6 else "0.0.0.0"
+    made = socket_in(where, anywhere, kind)
+    if family is Family.IP6:
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.bind((anywhere, port))
+    return made
 
 
 # ------------------------------------------------------------------------------------ questions

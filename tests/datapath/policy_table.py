@@ -337,7 +337,8 @@ TABLE = {
             (
                 "podSelector: {matchLabels: {tier: back}, matchExpressions: ["
                 "{key: app, operator: In, values: [phone, fax]}, {key: tier, operator: Exists},"
-                " {key: app, operator: NotIn, values: [radio]}, {key: old, operator: DoesNotExist}]}"
+                " {key: app, operator: NotIn, values: [radio]},"
+                " {key: old, operator: DoesNotExist}]}"
             )
         ],
         """
@@ -350,7 +351,8 @@ TABLE = {
             (
                 "podSelector: {matchLabels: {tier: back}, matchExpressions: ["
                 "{key: app, operator: In, values: [phone, fax]}, {key: tier, operator: Exists},"
-                " {key: app, operator: NotIn, values: [phone]}, {key: old, operator: DoesNotExist}]}"
+                " {key: app, operator: NotIn, values: [phone]},"
+                " {key: old, operator: DoesNotExist}]}"
             )
         ],
         """

@@ -52,6 +52,7 @@ CONTENTS = (
     *(f"{KUBEVIRT}/namespaces/{{}}/{kind}" for kind in (VMIS, VMS)),
     *(f"/api/v1/namespaces/{{}}/{kind}" for kind in ("pods", "events", "services")),
     "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices",
+    "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
 )
 TYPES = {"PATCH": "application/merge-patch+json", "APPLY": "application/apply-patch+yaml"}
 

@@ -33,6 +33,9 @@ EVENTS = {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch
 READ = ["list", "watch"]
 SERVICES = {"apiGroups": [""], "resources": ["services"], "verbs": READ}
 SLICES = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": READ}
+POLICIES = {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": READ}
+PODS = {"apiGroups": [""], "resources": ["pods"], "verbs": READ}
+NAMESPACES = {"apiGroups": [""], "resources": ["namespaces"], "verbs": READ}
 RANGES = "portranger.io/port-ranges"
 NODE, TARGET = "kubevirt.io/nodeName", "kubevirt.io/migrationTargetNodeName"
 
@@ -187,12 +190,18 @@ class Asked:
     """A source, asked as the daemon does it; `looks` and `beats` count what that took."""
 
     def __init__(
-        self, credentials: Credentials, node: str, state: Path, *, services: bool = False
+        self,
+        credentials: Credentials,
+        node: str,
+        state: Path,
+        *,
+        services: bool = False,
+        policies: bool = False,
     ) -> None:
         self.warnings: list[str] = []
         self.looks = self.beats = 0
         store = Store(str(state), self.warnings.append)
-        self.source = Source(credentials, node, store, services=services)
+        self.source = Source(credentials, node, store, services=services, policies=policies)
         self.meaning = self.look()
 
     def look(self) -> Meaning:
@@ -251,9 +260,14 @@ def pods(meaning: Meaning) -> set[str]:
 
 @contextmanager
 def asking(
-    credentials: Credentials, node: str, state: Path, *, services: bool = False
+    credentials: Credentials,
+    node: str,
+    state: Path,
+    *,
+    services: bool = False,
+    policies: bool = False,
 ) -> Iterator[Asked]:
-    made = Asked(credentials, node, state, services=services)
+    made = Asked(credentials, node, state, services=services, policies=policies)
     try:
         yield made
     finally:

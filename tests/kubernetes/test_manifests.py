@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.config import Config, Listen, read
+from agent.config import Config, Listen, Policy, read
+from rules.values import replace
 from tests.kubernetes.cluster import VMIS, Cluster, rights
 from tests.spaces import ROOT, run
 
@@ -79,13 +80,13 @@ def bare(cluster: Cluster) -> Rendered:
     return Rendered(cluster, FILES)
 
 
-def with_component(folder: Path, name: str) -> Path:
+def with_component(folder: Path, *names: str) -> Path:
     """As the comment says that one gets it."""
-    made = shutil.copytree(ALL, folder / "kubernetes")
+    made = shutil.copytree(ALL, folder / "-".join(names))
     file = made / "kustomization.yaml"
-    commented = rf"(?m)^# (components:|  - components/{name})$"
+    commented = rf"(?m)^# (components:|  - components/({'|'.join(names)}))$"
     text, count = re.subn(commented, r"\1", file.read_text())
-    assert count == 2
+    assert count == 1 + len(names)
     file.write_text(text)
     return made
 
@@ -98,6 +99,11 @@ def monitored(cluster: Cluster, tmp_path: Path) -> Rendered:
 @pytest.fixture
 def publishing(cluster: Cluster, tmp_path: Path) -> Rendered:
     return Rendered(cluster, with_component(tmp_path, "services"))
+
+
+@pytest.fixture
+def enforcing(cluster: Cluster, tmp_path: Path) -> Rendered:
+    return Rendered(cluster, with_component(tmp_path, "policy"))
 
 
 # ------------------------------------------------------------------------------- they are taken
@@ -305,16 +311,68 @@ def test_to_publish_services_it_may_read_them_and_no_more(
     assert more["metadata"] == few["metadata"]
 
 
-def test_an_api_server_takes_what_publishes_services(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [("services",), ("policy",), ("services", "policy")])
+def test_an_api_server_takes_it_with_components(
+    cluster: Cluster, tmp_path: Path, names: tuple[str, ...]
+) -> None:
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "portranger"}}
     cluster.ask("APPLY", "/api/v1/namespaces/portranger", namespace)
-    folder = with_component(tmp_path, "services")
+    folder = with_component(tmp_path, *names)
     told = cluster.kubectl("apply", "-k", str(folder), "--dry-run=server").splitlines()
     kinds = sorted(line.partition("/")[0].partition(".")[0] for line in told)
     rendered = Rendered(cluster, folder).documents
     assert kinds == sorted(one["kind"].lower() for one in rendered)
     assert {one["metadata"].get("namespace", "portranger") for one in rendered} == {"portranger"}
     assert all("app.kubernetes.io/name" in one["metadata"]["labels"] for one in rendered)
+
+
+# ------------------------------------------------------------------------------------- policies
+
+
+def test_policies_are_left_to_the_network_plugin(whole: Rendered) -> None:
+    assert whole.config().policy == Policy()
+    assert whole.config().enforces is False
+
+
+def test_to_enforce_policies_it_is_told_so_and_nothing_else(
+    whole: Rendered, enforcing: Rendered
+) -> None:
+    assert enforcing.config().enforces is True
+    assert replace(enforcing.config(), policy=Policy()) == whole.config()
+    text = enforcing.files("config")["portranger.toml"]
+    assert text.startswith(whole.files("config")["portranger.toml"])
+    assert without_names(enforcing.pod) == without_names(whole.pod)
+    assert [one["kind"] for one in enforcing.documents] == [one["kind"] for one in whole.documents]
+    names = {one.of_kind("ConfigMap")[0]["metadata"]["name"] for one in (whole, enforcing)}
+    assert len(names) == 2  # so that it is rolled out
+
+
+def test_to_enforce_policies_it_may_read_whom_they_speak_of_and_no_more(
+    whole: Rendered, enforcing: Rendered
+) -> None:
+    [few], [more] = (one.of_kind("ClusterRole") for one in (whole, enforcing))
+    assert rights(more["rules"]) - rights(few["rules"]) == {
+        (verb, group, kind)
+        for verb in ("list", "watch")
+        for group, kind in (
+            ("networking.k8s.io", "networkpolicies"),
+            ("", "pods"),
+            ("", "namespaces"),
+        )
+    }
+    assert rights(more["rules"]) > rights(few["rules"])
+    assert more["metadata"] == few["metadata"]
+
+
+def test_both_can_be_had(
+    cluster: Cluster, tmp_path: Path, publishing: Rendered, enforcing: Rendered
+) -> None:
+    both = Rendered(cluster, with_component(tmp_path, "services", "policy"))
+    assert replace(both.config(), policy=Policy()) == publishing.config()
+    assert both.config().enforces is True
+    assert without_names(both.pod) == without_names(publishing.pod)
+    [role], *others = (one.of_kind("ClusterRole") for one in (both, publishing, enforcing))
+    assert rights(role["rules"]) == {right for [one] in others for right in rights(one["rules"])}
 
 
 def without_names(pod: Json) -> Json:

@@ -171,7 +171,7 @@ def rules(draw: st.DrawFn) -> Rule:
         interface=draw(st.sampled_from([None, "eth0", "eth1", "k6t-eth0"])),
         source=source,
         destination=destination,
-        to=draw(addresses | st.none()),
+        to=None if chain is Chain.FORWARD else draw(addresses | st.none()),
     )
 
 
@@ -253,8 +253,10 @@ class ListedTable:
         if kind == "element":
             self._put(value)
             return
-        if kind != "rule" and value["name"] in [one["name"] for one in self.of(kind)]:
-            return  # as nft has it: to add what is there is no mistake
+        there = [one for one in self.of(kind) if one.get("name") == value.get("name")]
+        if kind != "rule" and there:  # as nft has it: to add what is there is no mistake
+            assert kind != "set" or {**there[0], **value} == there[0]
+            return
         assert kind == "table" or self.of("table")
         if kind == "rule":
             assert value["chain"] in [one["name"] for one in self.of("chain")]
@@ -263,9 +265,8 @@ class ListedTable:
             value["expr"] = [counted if "counter" in item else item for item in value["expr"]]
         place = len(self.entries)
         if "handle" in value:  # a rule of that handle, which it comes behind
-            there = value["chain"], value["handle"]
-            found = [(one.get("chain"), one["handle"]) for one in self._values()]
-            place = found.index(there) + 1
+            known = [(one.get("chain"), one["handle"]) for one in self._values()]
+            place = known.index((value["chain"], value["handle"])) + 1
         self.handle += 1
         self.entries.insert(place, {kind: value | {"handle": self.handle}})
 

@@ -619,6 +619,22 @@ def test_the_first_look_knows_policies_and_whom_they_speak_of(
         assert script.query(POLICIES)["resourceVersion"] == "0"
 
 
+def test_the_first_look_waits_for_policies_and_then_for_whom_they_speak_of(
+    script: Script, tmp_path: Path
+) -> None:
+    script.lists[POLICIES] = [policy("web", CLIENTS)]
+    script.lists[PODS] = [a_pod()]
+    late = script.held[POLICIES] = threading.Event()
+    timer = threading.Timer(0.3, late.set)
+    timer.start()
+    try:
+        with following(script, tmp_path) as followed:
+            assert followed.meaning.laws_unknown == ""
+            assert followed.allowed == ["10.0.0.1/32"]
+    finally:
+        timer.join()
+
+
 def test_where_they_are_not_wanted_nothing_is_asked(script: Script, tmp_path: Path) -> None:
     script.lists[POLICIES] = [policy("web", CLIENTS)]
     with following(script, tmp_path, policies=False) as followed:
@@ -671,6 +687,7 @@ def test_what_is_needed_again_soon_is_not_listed_again(script: Script, tmp_path:
         for number in range(5):
             script.tell(POLICIES, "MODIFIED", policy("web", version=20 + number, ingress=[]))
             assert followed.comes_to(lambda: followed.pods == [])
+            followed.look()
             assert followed.source.due is not None
             new = a_pod(f"d-{number}", f"10.0.1.{number}", version=30 + number)
             script.tell(PODS, "ADDED", new)
@@ -698,6 +715,10 @@ def test_pods_come_and_go(script: Script, tmp_path: Path) -> None:
         assert followed.comes_to_allow("10.0.0.9")
         script.tell(PODS, "DELETED", a_pod("c-1", "10.0.0.9", version=16))
         assert followed.comes_to_allow()
+        before = followed.meaning.laws
+        script.tell(POLICIES, "MODIFIED", policy("web", {"podSelector": {}}, version=17))
+        assert followed.comes_to(lambda: followed.meaning.laws is not before)
+        assert followed.allowed == []
 
 
 def test_who_is_not_meant_wakes_nobody(script: Script, tmp_path: Path) -> None:
@@ -749,10 +770,11 @@ def test_a_namespace_that_is_told_of_late_seems_to_lack_nothing(
     without = {"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}
     script.lists[POLICIES] = [policy("web", {"namespaceSelector": without})]
     script.lists[PODS] = [a_pod(namespace="new")]
-    script.lists[NAMESPACES] = [namespace("ns")]
     with following(script, tmp_path) as followed:
         assert followed.meaning.laws_unknown == ""
         assert followed.allowed == []
+        spaces = followed.meaning.laws.namespaces
+        assert [(one.name, one.labels) for one in spaces] == [("new", None), ("ns", None)]
         script.tell(NAMESPACES, "ADDED", namespace("new", 11))
         assert followed.comes_to_allow("10.0.0.1")
 
@@ -871,6 +893,20 @@ def test_what_is_known_goes_on_while_nobody_answers(script: Script, tmp_path: Pa
             assert followed.meaning.laws == before
             assert followed.comes_to(lambda: not followed.meaning.laws_away)
         assert followed.meaning.laws == before
+
+
+def test_trouble_with_what_nobody_needs_any_more_is_none(script: Script, tmp_path: Path) -> None:
+    script.lists[POLICIES] = [policy("web", CLIENTS)]
+    with following(script, tmp_path) as followed:
+        assert followed.allowed == []
+        script.tell(POLICIES, "MODIFIED", policy("web", BLOCK, version=11))
+        assert followed.comes_to(lambda: followed.allowed == ["192.0.2.0/24"])
+        script.refusals[PODS] = [refused(403, "not any more")] * 9
+        script.end(PODS)
+        assert eventually(lambda: followed.laws._ears[PODS].listener.trouble is not None)
+        assert followed.look().laws_away == ""
+        script.tell(POLICIES, "MODIFIED", policy("web", CLIENTS, version=12))
+        assert followed.comes_to(lambda: "not any more" in followed.meaning.laws_away)
 
 
 def test_a_version_that_the_server_has_forgotten_is_listed_anew(
