@@ -85,8 +85,9 @@ def _command(step: RuleStep) -> Json:
             pairs = [*map(list, port_pairs(rules))] if ports else [element(rule) for rule in rules]
             return {"add": {"element": {**OURS, "name": map_name(lookup, ports), "elem": pairs}}}
         case AddRule(rule, first, behind):
-            where: Json = {"handle": behind} if behind else {}
-            return {put(first): {"rule": {**_rule(rule), **where}}}
+            # In JSON libnftables (1.0.6) does not read which rule it comes behind, but adds it
+            # behind all others, guards included: so before all others.
+            return {put(first or bool(behind)): {"rule": _rule(rule)}}
         case AddLookup(lookup, first):
             return {put(first): {"rule": lookup_rule(lookup)}}
 

@@ -220,7 +220,7 @@ def decode(value: Json, peers: Peers, ours: Json) -> Members | None:
         return None
     try:
         return frozenset(_member(one, peers.family) for one in listed.get("elem", []))  # type: ignore[attr-defined]
-    except (LookupError, TypeError, ValueError):
+    except (AttributeError, LookupError, TypeError, ValueError):
         return None
 
 

@@ -204,11 +204,15 @@ def _maps(
 
 
 def _is_out_of_the_way(rule: Rule, desired: Desired) -> bool:
-    """Whether nobody who is known owns the rule, or has another for the same packets."""
+    """Whether nobody who is known owns the rule, or has another for the same packets. What filters
+    let pass is owned by policies, which may be for several machines."""
+    filters = rule.chain is Chain.FORWARD
+    of_policies = filters and rule.accepts and not rule.resumes
     return not any(
-        other.owner == rule.owner
+        (other.owner == rule.owner and not of_policies)
         or (
             (other.chain, other.family, other.source) == (rule.chain, rule.family, rule.source)
+            and (other.destination == rule.destination or not filters)
             and (None in (other.protocol, rule.protocol) or other.protocol is rule.protocol)
             and (other.ports or ALL_PORTS).overlaps(rule.ports or ALL_PORTS)
         )

@@ -156,7 +156,9 @@ class Town:
         self.settle()
 
     def settle(self) -> None:
-        assert eventually(self.is_settled, PATIENCE), self.daemon.log.read_text()
+        eventually(lambda: self.is_settled() or not self.daemon.alive, PATIENCE)
+        assert self.daemon.alive, self.daemon.log.read_text()
+        assert self.is_settled(), self.daemon.log.read_text()
 
     def is_settled(self) -> bool:
         """Whether there is nothing left to do, as another one sees it who reads the same files."""

@@ -4,6 +4,7 @@ start, that turn wrong, that are written twice, or that cannot be read when the 
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,10 +144,8 @@ def told(town: Town, file: str, place: str = "") -> bool:
         found = town.daemon.status()["problems"]
         return any(file in one["file"] and place in ("", one["field"]) for one in found)
 
-    words = (
-        [one["problem"] for one in town.daemon.said("bad manifest")] if eventually(known) else []
-    )
-    return any(file in one and place in one for one in words)
+    said = [one["problem"] for one in town.daemon.said("bad manifest")] if eventually(known) else []
+    return any(file in one and place in one for one in said)
 
 
 # --------------------------------------------------------------------------- wrong from the start
@@ -201,13 +200,24 @@ def test_a_policy_that_is_written_twice_from_the_start_opens_nothing(
         town.assert_open(OPEN, shut=SHUT)
 
 
+def test_a_list_where_a_word_should_be_does_not_stop_the_daemon(lab: Net, tmp_path: Path) -> None:
+    node = written(tmp_path / "node", lab)
+    with node.running() as daemon:
+        text = f"{PHONE}, ingress: [{{}}, {{ports: [{{protocol: [TCP]}}]}}]"
+        node.save(POLICY, policy(text))
+        assert daemon.says("bad manifest")
+        time.sleep(0.2)
+        assert daemon.alive, daemon.log.read_text()
+        Town(lab, node, daemon).assert_open(*OUT, shut=IN)
+
+
 def test_labels_that_nobody_can_read_open_nothing(town: Town) -> None:
     """A namespace whose manifest is wrong is not one without labels."""
     chosen = "{namespaceSelector: {matchExpressions: [{key: bad, operator: DoesNotExist}]}}"
     asked: Question = ("in", "lost", TCP, 80)
     town.save(policy(f"{PHONE}, ingress: [{{from: [{chosen}]}}]"))
     town.assert_open(asked)
-    text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: nowhere, labels: {bad: [yes]}}\n"
+    text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: nowhere, labels: {bad: 1}}\n"
     town.node.save("nowhere.yaml", text)
     assert told(town, "nowhere.yaml", "metadata.labels.bad")
     town.assert_open(shut=[asked])

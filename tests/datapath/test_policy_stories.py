@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from agent.metrics import DROPPED
 from rules.model import FORWARDED, Family
 from tests.datapath.policing import (
     ALL4,
@@ -360,6 +361,13 @@ def test_rules_of_policies_count_flows(town: Town) -> None:
         assert counts[TEAM, "udp", "53", "accept"] == 1
         dropped = [one for one in mine if one["action"] == "drop"]
         assert {one["packets"] for one in dropped if "destination" in one} == {1}
+        flows = [
+            town.daemon.metric(
+                "range_packets_total", family=family.value, owner=WEB, ports="80-86"
+            ),
+            town.daemon.metric("range_packets_total", family=family.value, chain=DROPPED),
+        ]
+        assert flows == [3, 1]
     text = portranger("show", "--netns", town.first.pod).stdout
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert any(f"tcp 80-86 to 10.0.2.2 from anybody -> accept {WEB} 3 packets" in x for x in lines)

@@ -288,6 +288,7 @@ def test_what_policies_say_is_found_again(three: tuple[str, str, str]) -> None:
         Pod(
             namespace="shop",
             name=f"web-{number}",
+            ports=(),
             labels=(("app", "web"),),
             addresses=(ip_address(f"172.16.0.{number}"), ip_address(f"fd00::{number}")),
         )
@@ -332,13 +333,7 @@ def test_a_fence_lives_through_everything_however_it_is_written(
     three: tuple[str, str, str],
 ) -> None:
     for desired in LIFE:
-        by_bytes(three[0], desired)
-        by_commands(three[1], desired)
-        by_script(three[2], desired)
-        for netns in three:
-            assert_holds(netns, desired)
-        one, two, other = map(listing, three)
-        assert one == two == other
+        assert_all_alike(three, desired)
 
 
 def test_what_is_known_is_right_through_all_of_it(netns: str) -> None:
@@ -463,7 +458,8 @@ def the(netns: str, **fields: Any) -> Live:
     return next(
         live
         for live in observed(netns).live
-        if all(getattr(live.rule, key) == value for key, value in fields.items())
+        if live.rule.chain is Chain.FORWARD
+        and all(getattr(live.rule, key) == value for key, value in fields.items())
     )
 
 
@@ -656,9 +652,12 @@ def test_what_a_stranger_does_is_undone(netns: str, stranger: Any, ranges: Desir
         assert not diff(netns, desired, namespace.observe()).empty
         converge(netns, desired, namespace)
     assert_holds(netns, desired)
-    assert [line for line in listing(netns) if "packets" not in line] == [
-        line for line in clean if "packets" not in line
-    ]
+    assert told(listing(netns)) == told(clean)
+
+
+def told(lines: list[str]) -> set[str]:
+    """Without counters; and that a set joins networks is not in the JSON of libnftables (1.0.6)."""
+    return {line for line in lines if "packets" not in line and "auto-merge" not in line}
 
 
 @pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)
@@ -668,6 +667,18 @@ def test_what_a_stranger_did_is_undone_by_the_script_as_well(netns: str, strange
     stranger(netns)
     by_script(netns, WEB)
     assert_holds(netns, WEB)
+
+
+def test_a_set_that_joins_networks_does_no_harm(netns: str) -> None:
+    """What a stranger told nft about our set is nothing to the kernel."""
+    desired = fence("tcp 80", whom=EDGES)
+    with entered(netns) as namespace:
+        converge(netns, desired, namespace)
+    made_anew("{ type ipv4_addr; flags interval; auto-merge; }", netns)
+    for wish in (desired, fence("tcp 80", whom=EDGES[:3]), desired):
+        with entered(netns) as namespace:
+            converge(netns, wish, namespace)
+        assert_holds(netns, wish)
 
 
 @pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -263,15 +263,8 @@ class ListedTable:
             assert looked_into(value) <= {one["name"] for one in [*self.of("map"), *self.of("set")]}
             counted = {"counter": self._counted()}
             value["expr"] = [counted if "counter" in item else item for item in value["expr"]]
-        place = len(self.entries)
-        if "handle" in value:  # a rule of that handle, which it comes behind
-            known = [(one.get("chain"), one["handle"]) for one in self._values()]
-            place = known.index((value["chain"], value["handle"])) + 1
         self.handle += 1
-        self.entries.insert(place, {kind: value | {"handle": self.handle}})
-
-    def _values(self) -> Iterator[dict[str, Any]]:
-        return (value for entry in self.entries for value in entry.values())
+        self.entries.append({kind: value | {"handle": self.handle}})
 
     def _put(self, value: dict[str, Any]) -> None:
         elements = self._elements(value)

@@ -1,13 +1,26 @@
 """A change forgets the flows it must, and leaves all others alone."""
 
-from ipaddress import ip_address
+from collections.abc import Sequence
+from ipaddress import ip_address, ip_network
 
 import pytest
 
-from rules.flows import Flow, Forgotten, forgotten
-from rules.model import Chain, Desired, Family, Foreign, Live, Observed, Protocol, Rule
-from rules.plan import diff
+from rules.flows import Flow, Forbidden, Forgotten, forbidden, forgotten
+from rules.model import (
+    Address,
+    Chain,
+    Desired,
+    Family,
+    Foreign,
+    Live,
+    Observed,
+    Peers,
+    Protocol,
+    Rule,
+)
+from rules.plan import Plan, diff
 from rules.ports import PortRange
+from rules.values import replace
 
 GUEST = ip_address("10.0.2.2")
 OTHER = ip_address("10.0.2.3")
@@ -131,3 +144,134 @@ def test_what_is_left_over_elsewhere_counts_as_forwarded_before() -> None:
         str(ports) for one in forgotten(plan) if isinstance(one, Forgotten) for ports in one.ports
     ]
     assert cut_ports == ["6-9"]
+
+
+# -------------------------------------------------------------------------------------- policies
+
+CLIENT, STRANGER = ip_address("10.1.0.7"), ip_address("10.9.0.7")
+WEB = Peers(Family.IP, "aa")
+FRIENDS = {WEB: frozenset({ip_network("10.1.0.0/16")})}
+RESUMING = Rule(chain=Chain.FORWARD, family=Family.IP, owner="o", accepts=True)
+INTO = Rule(chain=Chain.FORWARD, family=Family.IP, owner="o", destination=GUEST)
+OUT = replace(INTO, destination=None, source=GUEST)
+GATE = replace(
+    INTO, accepts=True, protocol=Protocol.TCP, ports=PortRange(80, 90), peers=WEB, owner="p"
+)
+WAY_OUT = replace(GATE, destination=None, source=GUEST)
+FILTERS = [RESUMING, INTO, GATE, OUT, WAY_OUT]
+
+
+def incoming(sender: Address = CLIENT, port: int = 80, protocol: int = TCP) -> Flow:
+    """To a port of the pod, of which the guest has another number."""
+    return Flow(
+        family=Family.IP,
+        protocol=protocol,
+        port=9999,
+        destination=POD,
+        answerer=GUEST,
+        sender=sender,
+        answering_port=port,
+    )
+
+
+def outgoing(to: Address = CLIENT, port: int = 80, protocol: int = TCP) -> Flow:
+    return Flow(
+        family=Family.IP,
+        protocol=protocol,
+        port=port,
+        destination=to,
+        answerer=to,
+        sender=GUEST,
+        answering_port=port,
+    )
+
+
+def forbids(flow: Flow, rules: Sequence[Rule] = FILTERS) -> bool:
+    return any(one.holds(flow, {POD}) for one in forbidden(rules, FRIENDS))
+
+
+@pytest.mark.parametrize(
+    ("flow", "expected"),
+    [
+        pytest.param(incoming(), False, id="from a peer to a port that is open"),
+        pytest.param(incoming(port=91), True, id="to a port that is not"),
+        pytest.param(incoming(STRANGER), True, id="from somebody else"),
+        pytest.param(incoming(protocol=UDP), True, id="another protocol"),
+        pytest.param(incoming(protocol=1, port=0), True, id="one without ports"),
+        pytest.param(incoming(POD, 91), False, id="from the namespace itself"),
+        pytest.param(replace(incoming(port=91), answerer=OTHER), False, id="to another guest"),
+        pytest.param(replace(incoming(port=91), sender=None), False, id="from nobody knows whom"),
+        pytest.param(replace(incoming(port=91), family=Family.IP6), False, id="of another family"),
+        pytest.param(outgoing(), False, id="to a peer, at a port that is open"),
+        pytest.param(outgoing(port=91), True, id="to another port of a peer"),
+        pytest.param(outgoing(STRANGER), True, id="to somebody else"),
+        pytest.param(outgoing(POD, 91), False, id="to the namespace itself"),
+        pytest.param(replace(outgoing(port=91), sender=OTHER), False, id="from another guest"),
+    ],
+)
+def test_a_flow_is_forbidden_that_could_not_begin_now(flow: Flow, expected: bool) -> None:
+    assert forbids(flow) is expected
+
+
+def test_where_a_fence_has_a_gate_for_everything_nothing_is_forbidden() -> None:
+    everything = replace(GATE, protocol=None, ports=None, peers=None)
+    for flow in (incoming(STRANGER, 7), incoming(protocol=1, port=0)):
+        assert not forbids(flow, [INTO, everything])
+        assert forbids(flow, [INTO, replace(everything, destination=OTHER)])
+
+
+def test_where_there_are_no_sets_a_peer_is_in_the_rule() -> None:
+    single = replace(GATE, peers=None, peer=ip_network("10.9.0.0/16"))
+    assert forbids(incoming(CLIENT), [INTO, single])
+    assert not forbids(incoming(STRANGER), [INTO, single])
+
+
+def test_without_a_guard_nothing_is_forbidden() -> None:
+    assert forbidden([RESUMING, GATE, rule(1, 9)], FRIENDS) == []
+
+
+def change(before: list[Rule], after: list[Rule], was: str = "10.1.0.0/16", now: str = "") -> Plan:
+    """From rules to rules, and from one set of peers to another."""
+    live = tuple(Live(one, place) for place, one in enumerate(before, 1))
+    sets = [{WEB: frozenset({ip_network(text)})} for text in (was, now or was)]
+    chains = frozenset(Chain)
+    return diff(
+        "x",
+        Desired(rules=frozenset(after), sets=sets[1]),
+        Observed(live=live, table=True, chains=chains, sets=sets[0]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "cut"),
+    [
+        pytest.param(change(FILTERS, FILTERS), "", id="nothing"),
+        pytest.param(change([], FILTERS), "incoming outgoing", id="a first fence"),
+        pytest.param(change(FILTERS, []), "", id="no fence any more"),
+        pytest.param(change(FILTERS, FILTERS, now="10.2.0.0/16"), "all", id="who is a peer"),
+        pytest.param(
+            change(FILTERS, [*FILTERS[:2], *FILTERS[3:]]), "all incoming outgoing", id="a gate less"
+        ),
+        pytest.param(
+            change([*FILTERS, rule(1, 9)], FILTERS), "", id="a range that is not forwarded any more"
+        ),
+    ],
+)
+def test_flows_are_cut_that_a_change_of_filters_forbids(plan: Plan, cut: str) -> None:
+    """Of those that were allowed before, `all` means one that was open."""
+    due = [one for one in forgotten(plan) if isinstance(one, Forbidden)]
+    held = {
+        "incoming": any(one.holds(incoming(STRANGER), {POD}) for one in due),
+        "outgoing": any(one.holds(outgoing(STRANGER), {POD}) for one in due),
+        "all": any(one.holds(incoming(), {POD}) for one in due),
+    }
+    if plan.sets != plan.sets_before:  # then all that is not allowed now is looked for
+        assert held == dict.fromkeys(held, True)
+        assert not any(one.holds(incoming(ip_address("10.2.0.7")), {POD}) for one in due)
+        return
+    assert {name for name, is_cut in held.items() if is_cut} == set(cut.split())
+
+
+def test_what_only_others_wanted_to_know_is_not_asked() -> None:
+    """No look at open flows where no filter changed."""
+    assert forgotten(change(FILTERS, [*FILTERS, EGRESS])) == ()

@@ -9,22 +9,26 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 
 import pytest
 
 from agent.backoff import FAILURES, REPAIRS
 from agent.errors import Failure, NoNamespace, NotPermitted
-from agent.keeper import TIMED_LOOK, Keeper
+from agent.keeper import NO_LAWS, TIMED_LOOK, Keeper
 from agent.kept import LOOKS
 from agent.kernel.kinds import Generation, Glimpse, Known
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
 from agent.log import Log
 from agent.metrics import Metrics
 from agent.status import Standing, State, Status
-from rules.model import Foreign, Machine, Observed
+from rules.fences import Laws
+from rules.model import Chain, Foreign, Machine, Observed, Rule, Surroundings
 from rules.plan import Plan
+from rules.services import Pod
 from rules.values import replace
-from tests.unit.samples import POD, forward, machine, space
+from tests.unit.samples import BRIDGE, LO, POD, forward, link, machine, space
+from tests.unit.test_policies import policy
 
 STRANGER = Foreign("prerouting", 0, "accept")
 NFT = ("nft", 4711)
@@ -100,8 +104,10 @@ class House:
         assert isinstance(one, Numbered)
         return one
 
-    def want(self, *machines: Machine, unclaimed_stay: bool = False) -> None:
-        self.keeper.want(machines, unclaimed_stay=unclaimed_stay)
+    def want(
+        self, *machines: Machine, unclaimed_stay: bool = False, laws: Laws | None = NO_LAWS
+    ) -> None:
+        self.keeper.want(machines, unclaimed_stay=unclaimed_stay, laws=laws)
         self.work()
 
     def work(self) -> list[str]:
@@ -121,6 +127,14 @@ class House:
 
     def ports(self, netns: str) -> set[str]:
         return {str(live.rule.ports) for live in self[netns].held.live if live.rule.ports}
+
+    def filters(self, netns: str) -> list[Rule]:
+        rules = (live.rule for live in self[netns].held.live)
+        return [rule for rule in rules if rule.chain is Chain.FORWARD]
+
+    def members(self, netns: str) -> list[str]:
+        """Of all sets there."""
+        return sorted(str(one) for some in self[netns].held.sets.values() for one in some)
 
     def metric(self, name: str) -> float:
         line = next(
@@ -664,3 +678,136 @@ def test_a_contested_namespace_is_told_and_untold() -> None:
     assert house.ports("blue") == {"22"}
     house.want(vm())
     assert house.standing("blue").state is State.IN_SYNC
+
+
+# ---------------------------------------------------------------------------------------- policies
+
+FRIENDS = policy("ingress: [{from: [{podSelector: {}}], ports: [{port: 22}]}]")
+SHUT = policy("podSelector: {}")
+LAWS = Laws(policies=(FRIENDS,))
+
+
+def shop(*claims: str, netns: str = "blue") -> Machine:
+    """A machine of the namespace that the policies are of."""
+    return replace(vm(*claims, netns=netns), namespace="shop")
+
+
+def at(address: str) -> Surroundings:
+    return space(LO, link("eth0", f"{address}/24"), BRIDGE, default="eth0")
+
+
+def test_what_policies_say_is_enforced_where_they_select() -> None:
+    house = House("blue", "red")
+    house.want(shop(), vm(netns="red"), laws=Laws(policies=(SHUT,)))
+    assert house.filters("red") == []
+    assert sorted(rule.accepts for rule in house.filters("blue")) == [False, False, True, True]
+    house.want(shop(), vm(netns="red"))
+    assert house.kernel.opens == ["blue"]
+    assert house.filters("blue") == []
+    assert house.ports("blue") == {"22"}
+
+
+def test_peers_are_known_by_what_was_found_in_their_namespaces_in_one_go() -> None:
+    house = House("blue", "red")
+    house["blue"].links, house["red"].links = at("10.1.0.1"), at("10.1.0.2")
+    house.want(shop(), shop(netns="red"), laws=LAWS)
+    for netns in ("blue", "red"):
+        assert house.members(netns) == ["10.1.0.1/32", "10.1.0.2/32"]
+        assert house.standing(netns).state is State.IN_SYNC
+    assert house.work() == []
+    assert house.keeper.due == math.inf
+
+
+def test_a_peer_that_moves_is_another_element_and_the_rules_are_the_same() -> None:
+    house = House("blue", "red")
+    house["blue"].links, house["red"].links = at("10.1.0.1"), at("10.1.0.2")
+    house.want(shop(), shop(netns="red"), laws=LAWS)
+    was = house["blue"].held.live
+    house["red"].links = at("10.1.0.9")
+    house.keeper.relinked(house["red"].nsid)
+    house.work()
+    assert house.members("blue") == ["10.1.0.1/32", "10.1.0.9/32"]
+    assert house["blue"].held.live == was
+    assert house.standing("blue").drift is None
+
+
+def test_a_peer_that_goes_is_nobody_any_more() -> None:
+    house = House("blue", "red")
+    house["blue"].links, house["red"].links = at("10.1.0.1"), at("10.1.0.2")
+    house.want(shop(), shop(netns="red"), laws=LAWS)
+    del house.kernel.spaces["red"]
+    house.keeper.arrived()
+    house.work()
+    assert house.members("blue") == ["10.1.0.1/32"]
+    house.want(shop(), laws=LAWS)
+    assert house.members("blue") == ["10.1.0.1/32"]
+
+
+def test_a_pod_that_comes_changes_nothing_elsewhere() -> None:
+    house = House("blue", "red")
+    house["blue"].links, house["red"].links = at("10.1.0.1"), at("10.1.0.2")
+    house.want(shop(), vm(netns="red"), laws=LAWS)
+    pod = Pod(namespace="shop", name="a", ports=(), addresses=(ip_address("10.1.0.7"),))
+    house.want(shop(), vm(netns="red"), laws=replace(LAWS, pods=(pod,)))
+    assert house.kernel.opens == ["blue"]
+    assert house.members("blue") == ["10.1.0.1/32", "10.1.0.7/32"]
+
+
+def test_where_no_policy_is_links_are_nobodys_business() -> None:
+    house = House("blue", "red")
+    house.want(shop(), shop(netns="red"))
+    house["red"].links = at("10.1.0.9")
+    house.keeper.relinked(house["red"].nsid)
+    assert house.work() == ["red"]
+
+
+def test_where_laws_are_not_known_what_is_enforced_stays() -> None:
+    house = House("blue")
+    house["blue"].links = at("10.1.0.1")
+    house.want(shop(), laws=LAWS)
+    was, members = house["blue"].held.live, house.members("blue")
+    house.want(shop("tcp 22", "tcp 80"), laws=None)
+    assert set(house["blue"].held.live) > set(was)
+    assert house.members("blue") == members
+    assert house.ports("blue") == {"22", "80"}
+    house.want(shop("tcp 22", "tcp 80"), laws=Laws(policies=(SHUT,)))
+    assert {rule.peers for rule in house.filters("blue")} == {None}
+    assert house.members("blue") == []
+    house.want(shop("tcp 22", "tcp 80"), laws=None)
+    house.want(shop("tcp 22", "tcp 80"))
+    assert house.filters("blue") == []
+
+
+def test_a_first_run_that_knows_no_laws_leaves_what_an_earlier_one_enforced() -> None:
+    house = House("blue")
+    house.want(shop(), laws=LAWS)
+    held = house["blue"].held
+    later = House()
+    later.kernel.spaces["blue"] = house["blue"]
+    later.want(shop(), laws=None)
+    assert later["blue"].held == held
+    assert later.standing("blue").drift is None
+
+
+def test_a_fence_that_somebody_breaks_is_drift() -> None:
+    house = House("blue")
+    house["blue"].links = at("10.1.0.1")
+    house.want(shop(), laws=LAWS)
+    held = house["blue"].held
+
+    def empty(one: Numbered) -> None:
+        one.held = replace(one.held, sets={peers: frozenset() for peers in one.held.sets})
+
+    house.stirred("blue", empty)
+    house.work()
+    assert house["blue"].held == held
+    drift = house.standing("blue").drift
+    assert drift is not None
+    assert drift.changes == 1
+
+
+def test_a_namespace_that_nobody_wants_is_cleared_of_filters_too() -> None:
+    house = House("blue")
+    house.want(shop(), laws=LAWS)
+    house.want(laws=LAWS)
+    assert not house["blue"].held.table

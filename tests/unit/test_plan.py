@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from ipaddress import ip_address, ip_network
 
 import pytest
 
@@ -14,7 +15,9 @@ from rules.model import (
     Foreign,
     Live,
     Lookup,
+    Members,
     Observed,
+    Peers,
     Pending,
     Protocol,
     Rule,
@@ -22,7 +25,7 @@ from rules.model import (
 )
 from rules.plan import Plan, SysctlChange, Table, diff
 from rules.values import replace
-from tests.unit.samples import OWNER, answerable, egress, forward, from_inside
+from tests.unit.samples import OWNER, answerable, egress, forward, from_inside, ports
 
 ALL_CHAINS = frozenset(Chain)
 STRANGER = Foreign("prerouting", 99, "accept")
@@ -203,6 +206,145 @@ def test_the_order_of_a_listing_does_not_matter() -> None:
     assert one.add
     assert one.change
     assert one.remove
+
+
+# ----------------------------------------------------------------------------------------- sets
+
+WEB, MAIL = Peers(Family.IP, "aa"), Peers(Family.IP, "bb")
+GUEST, NEIGHBOUR = ip_address("10.0.2.2"), ip_address("10.0.2.9")
+RESUMING = Rule(chain=Chain.FORWARD, family=Family.IP, owner=OWNER, accepts=True)
+GUARD = Rule(chain=Chain.FORWARD, family=Family.IP, owner=OWNER, destination=GUEST)
+GATE = replace(
+    GUARD,
+    owner="NetworkPolicy/default/web",
+    accepts=True,
+    peers=WEB,
+    protocol=Protocol.TCP,
+    ports=ports("80-90"),
+)
+FENCE = (RESUMING, GATE, GUARD)
+
+
+def some(*texts: str) -> Members:
+    return frozenset(map(ip_network, texts))
+
+
+def fenced(*rules: Rule, **sets: Members) -> Desired:
+    """A set is called by its key."""
+    return replace(want(*rules), sets={Peers(Family.IP, key): one for key, one in sets.items()})
+
+
+def holding(*rules: Rule, **sets: Members) -> Observed:
+    return replace(held(*rules), sets={Peers(Family.IP, key): one for key, one in sets.items()})
+
+
+def test_the_same_rules_and_sets_are_nothing_to_do() -> None:
+    plan = diff("blue", fenced(*FENCE, aa=some("10.1.0.1")), holding(*FENCE, aa=some("10.1.0.1")))
+    assert plan.empty
+    assert plan.only_adds
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "only_adds"),
+    [
+        pytest.param(some(), some("10.1.0.1"), True, id="who comes"),
+        pytest.param(some("10.1.0.1"), some(), False, id="who goes"),
+        pytest.param(some("10.1.0.1"), some("10.1.0.2"), False, id="who comes for another"),
+        pytest.param(some("10.1.0.0/31"), some("10.1.0.0/30"), False, id="a network that grows"),
+    ],
+)
+def test_a_set_alone_is_a_difference(before: Members, after: Members, only_adds: bool) -> None:
+    plan = diff("blue", fenced(*FENCE, aa=after), holding(*FENCE, aa=before))
+    assert (plan.add, plan.change, plan.remove, plan.chains) == ((), (), (), ())
+    assert not plan.same_rules
+    assert not plan.empty
+    assert (plan.sets_before, plan.sets) == ({WEB: before}, {WEB: after})
+    assert plan.only_adds is only_adds
+    assert len(plan.unchanged) == 3
+
+
+def test_a_set_that_no_rule_names_goes() -> None:
+    plan = diff("blue", fenced(*FENCE, aa=some()), holding(*FENCE, aa=some(), bb=some("10.1.0.1")))
+    assert not plan.same_rules
+    assert not plan.only_adds
+    assert plan.sets == {WEB: some()}
+
+
+def test_a_first_table_has_the_sets_that_are_wanted() -> None:
+    plan = diff("blue", fenced(*FENCE, aa=some("10.1.0.1")), Observed(mapped={}))
+    assert (plan.table, plan.chains) == (Table.CREATE, (Chain.FORWARD,))
+    assert plan.sets == {WEB: some("10.1.0.1")}
+    assert plan.only_adds
+
+
+def test_other_peers_are_another_rule_and_other_ports_a_change() -> None:
+    other = replace(GATE, peers=MAIL)
+    desired = fenced(RESUMING, other, GUARD, bb=some())
+    plan = diff("blue", desired, holding(*FENCE, aa=some()))
+    assert (plan.add, handles(plan.remove), plan.change) == ((other,), [2], ())
+    wider = replace(GATE, ports=ports("80-99"))
+    desired = fenced(RESUMING, wider, GUARD, aa=some())
+    plan = diff("blue", desired, holding(*FENCE, aa=some()))
+    assert (plan.add, plan.remove) == ((), ())
+    assert plan.change == ((Live(GATE, 2), wider),)
+
+
+def test_what_accepts_never_changes_into_what_drops() -> None:
+    turned = replace(GUARD, accepts=True)
+    plan = diff("blue", fenced(RESUMING, GUARD), holding(RESUMING, turned))
+    assert (plan.add, handles(plan.remove), plan.change) == ((GUARD,), [2], ())
+
+
+def test_where_it_is_not_known_what_is_allowed_filters_and_their_sets_stay() -> None:
+    before = holding(*FENCE, forward(), aa=some("10.1.0.1"), bb=some())
+    plan = diff("blue", Desired(filters_stay=True), before)
+    assert handles(plan.unchanged) == [1, 2, 3]
+    assert handles(plan.remove) == [4]
+    assert plan.sets == {WEB: some("10.1.0.1")}
+    assert plan.table is Table.KEEP
+
+
+def test_what_stays_is_put_back_with_its_set_into_a_table_made_anew() -> None:
+    before = replace(
+        holding(*FENCE, aa=some("10.1.0.1")), unsound="flags", chains=frozenset(), mapped={}
+    )
+    plan = diff("blue", Desired(filters_stay=True), before)
+    assert plan.table is Table.REMAKE
+    assert plan.sets == {WEB: some("10.1.0.1")}
+
+
+@pytest.mark.parametrize(
+    ("rules", "left"),
+    [
+        pytest.param((), FENCE, id="nobody known is there"),
+        pytest.param((forward(),), (GATE,), id="its machine is known, and has no fence"),
+        pytest.param(
+            (RESUMING, GUARD), (RESUMING, GUARD), id="its machine has a fence without a gate"
+        ),
+        pytest.param(
+            (
+                replace(RESUMING, owner="b"),
+                replace(GUARD, owner="b", destination=NEIGHBOUR),
+                replace(GATE, destination=NEIGHBOUR, peers=None),
+            ),
+            (GATE, GUARD),
+            id="another machine has a fence, with a gate of the same policy",
+        ),
+        pytest.param(
+            (replace(GUARD, owner="b", destination=None, source=GUEST),),
+            FENCE,
+            id="a fence at the other end",
+        ),
+    ],
+)
+def test_of_filters_that_nobody_claims_those_stay_that_are_in_nobodys_way(
+    rules: tuple[Rule, ...], left: tuple[Rule, ...]
+) -> None:
+    """Else a machine whose manifest cannot be read would be open."""
+    desired = replace(fenced(*rules), unclaimed_stay=True)
+    plan = diff("blue", desired, holding(*FENCE, aa=some("10.1.0.1")))
+    assert {live.rule for live in plan.unchanged} == set(left)
+    assert plan.sets == ({WEB: some("10.1.0.1")} if GATE in left else {})
 
 
 # -------------------------------------------------------------------------------------- pending

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from ipaddress import ip_network
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from rules.model import (
     Foreign,
     Live,
     Lookup,
+    Members,
     Observed,
     Protocol,
     Rule,
@@ -30,7 +32,9 @@ from rules.render import (
     rule_words,
     summary,
 )
+from rules.values import replace
 from tests.unit.samples import OWNER, answerable, egress, forward, from_inside
+from tests.unit.test_plan import FENCE, GATE, GUARD, GUEST, RESUMING, fenced, holding, some
 
 ALL_CHAINS = frozenset(Chain)
 
@@ -80,6 +84,143 @@ def test_a_rule_reads(rule: Rule, words: str) -> None:
     family, chain, what, target, owner = rule_words(rule)
     assert f"{family} {chain} | {what} | {target}" == words
     assert owner == OWNER
+
+
+@pytest.mark.parametrize(
+    ("rule", "words", "also"),
+    [
+        pytest.param(
+            RESUMING,
+            "what belongs to open flows | -> accept",
+            {"action": "accept"},
+            id="what belongs to open flows",
+        ),
+        pytest.param(
+            GUARD,
+            "everything to 10.0.2.2 from anybody | -> drop",
+            {"action": "drop", "destination": "10.0.2.2"},
+            id="a guard",
+        ),
+        pytest.param(
+            GATE,
+            "tcp 80-90 to 10.0.2.2 from peers-ip-aa | -> accept",
+            {
+                "action": "accept",
+                "destination": "10.0.2.2",
+                "protocol": "tcp",
+                "ports": "80-90",
+                "peers": "peers-ip-aa",
+            },
+            id="a gate",
+        ),
+        pytest.param(
+            replace(GATE, destination=None, source=GUEST, peers=None),
+            "tcp 80-90 from 10.0.2.2 to anybody | -> accept",
+            {"action": "accept", "source": "10.0.2.2", "protocol": "tcp", "ports": "80-90"},
+            id="a gate for what leaves",
+        ),
+        pytest.param(
+            replace(GATE, peers=None, peer=ip_network("10.1.0.0/16")),
+            "tcp 80-90 to 10.0.2.2 from 10.1.0.0/16 | -> accept",
+            {
+                "action": "accept",
+                "destination": "10.0.2.2",
+                "protocol": "tcp",
+                "ports": "80-90",
+                "peers": "10.1.0.0/16",
+            },
+            id="a gate where there are no sets",
+        ),
+    ],
+)
+def test_a_filter_reads(rule: Rule, words: str, also: dict[str, str]) -> None:
+    family, chain, *rest, owner = rule_words(rule)
+    assert (family, chain, " | ".join(rest), owner) == ("ip", "forward", words, rule.owner)
+    assert rule_json(rule) == {"owner": rule.owner, "chain": "forward", "family": "ip", **also}
+
+
+# ----------------------------------------------------------------------------------------- sets
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        pytest.param(None, some("10.1.0.1"), "+ set peers-ip-aa: 10.1.0.1/32", id="new"),
+        pytest.param(None, some(), "+ set peers-ip-aa: nobody", id="new and empty"),
+        pytest.param(
+            some("10.1.0.1"),
+            some("10.1.0.1", "10.1.0.9"),
+            "~ set peers-ip-aa: + 10.1.0.9/32",
+            id="somebody comes",
+        ),
+        pytest.param(
+            some("10.1.0.9", "10.1.0.1"), some(), "~ set peers-ip-aa: - 10.1.0.1/32, 10.1.0.9/32", id="all go"
+        ),
+        pytest.param(
+            some("10.1.0.0/31"),
+            some("10.1.0.0"),
+            "~ set peers-ip-aa: + 10.1.0.0/32; - 10.1.0.0/31",
+            id="a network becomes smaller",
+        ),
+        pytest.param(
+            some(),
+            frozenset(ip_network(f"10.1.{number}.1") for number in range(12)),
+            "~ set peers-ip-aa: + "
+            + ", ".join(f"10.1.{number}.1/32" for number in range(10))
+            + " and 2 more",
+            id="a crowd comes",
+        ),
+    ],
+)
+def test_a_set_that_changes_is_a_line_and_a_change(
+    before: Members | None, after: Members, said: str
+) -> None:
+    there = holding(*FENCE) if before is None else holding(*FENCE, aa=before)
+    made = diff("blue", fenced(*FENCE, aa=after), there)
+    assert plan_text(made) == ["namespace blue", f"  {said}"]
+    (change,) = changes_of(made)
+    assert change == {
+        "action": "add" if before is None else "change",
+        "netns": "blue",
+        "kind": "set",
+        "before": None if before is None else set_json(before),
+        "after": set_json(after),
+    }
+    word = "1 to add, 0 to change" if before is None else "0 to add, 1 to change"
+    assert summary([made]) == f"Plan: {word}, 0 to remove; 3 unchanged."
+
+
+def set_json(members: Members) -> dict[str, object]:
+    ordered = sorted(members, key=lambda one: (one.network_address, one.prefixlen))
+    return {"name": "peers-ip-aa", "members": [str(one) for one in ordered]}
+
+
+def changes_of(made: Plan) -> list[Any]:
+    found: Any = plan_json([made], [])["changes"]
+    json.dumps(found)
+    return list(found)
+
+
+def test_a_set_that_goes_is_told_also_where_the_table_goes() -> None:
+    made = diff("blue", fenced(RESUMING, GUARD), holding(*FENCE, aa=some("10.1.0.1")))
+    assert plan_text(made)[-1] == "  - set peers-ip-aa"
+    gone = diff("blue", Desired(), holding(*FENCE, aa=some("10.1.0.1")))
+    assert plan_text(gone)[-1] == "  - set peers-ip-aa"
+    for one in (made, gone):
+        assert changes_of(one)[-1] == {
+            "action": "remove",
+            "netns": "blue",
+            "kind": "set",
+            "before": set_json(some("10.1.0.1")),
+            "after": None,
+        }
+
+
+def test_other_peers_are_told_as_what_they_were() -> None:
+    other = replace(GATE, peer=ip_network("10.1.0.0/16"), peers=None)
+    line = plan_text(plan(replace(other, peer=ip_network("10.2.0.0/16")), held=(other,)))[1]
+    assert line.startswith("  ~ ip  forward  tcp 80-90 to 10.0.2.2 from 10.2.0.0/16")
+    assert line.endswith("(was 10.1.0.0/16)")
 
 
 def test_a_plan_has_a_heading_and_aligned_columns() -> None:

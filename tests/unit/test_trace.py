@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
+from typing import Any
 
 import pytest
 
 from rules.desired import desire
-from rules.model import Chain, Family, Protocol, Rule
+from rules.model import Chain, Family, Peers, Protocol, Rule
 from rules.plan import order
-from rules.trace import Packet, explained, matches, trace
+from rules.trace import Packet, admitting, explained, matches, trace
 from rules.values import replace
 from tests.unit.samples import (
     ETH0,
@@ -22,6 +23,7 @@ from tests.unit.samples import (
     from_inside,
     link,
     machine,
+    ports,
     space,
 )
 
@@ -174,3 +176,136 @@ def test_a_sender_of_a_family_that_is_not_served_has_an_answer() -> None:
     assert answer([forward()], "tcp/22", "2001:db8::1") == [
         "tcp/22 is not forwarded: no rule of ours lets it in"
     ]
+
+
+# ------------------------------------------------------------------------------------- policies
+
+WEB, NTP = Peers(Family.IP, "aa"), Peers(Family.IP, "bb")
+GUEST = ip_address("10.0.2.2")
+SETS = {
+    WEB: frozenset({ip_network("10.1.0.0/16"), ip_network("192.0.2.1")}),
+    NTP: frozenset({ip_network("10.9.0.9")}),
+}
+PLAIN = Rule(chain=Chain.FORWARD, family=Family.IP, owner=OWNER)
+INTO = replace(PLAIN, destination=GUEST)
+OUT = replace(PLAIN, source=GUEST)
+FROM_WEB = replace(
+    INTO,
+    owner="NetworkPolicy/default/web",
+    accepts=True,
+    protocol=Protocol.TCP,
+    ports=ports("20-30"),
+    peers=WEB,
+)
+FROM_ALL = replace(FROM_WEB, owner="NetworkPolicy/default/all", peers=None, ports=ports("25"))
+TO_NTP = replace(
+    OUT,
+    owner="NetworkPolicy/default/ntp",
+    accepts=True,
+    protocol=Protocol.UDP,
+    ports=ports("123"),
+    peers=NTP,
+)
+INGRESS = [replace(PLAIN, accepts=True), INTO, FROM_WEB, FROM_ALL]
+EGRESS = [replace(PLAIN, accepts=True), OUT, TO_NTP]
+
+
+def let_in(port: int, peer: str | None = "192.0.2.1", **more: Any) -> list[Rule] | None:
+    """Who lets TCP to that port of the guest in."""
+    fields: Any = {"family": Family.IP, "protocol": Protocol.TCP, "port": port, **more}
+    packet = Packet(**{"destination": GUEST, **fields})
+    return admitting(INGRESS, SETS, packet, ip_address(peer) if peer else None)
+
+
+@pytest.mark.parametrize(
+    ("port", "peer", "expected"),
+    [
+        pytest.param(22, "192.0.2.1", [FROM_WEB], id="a peer"),
+        pytest.param(22, "10.1.2.3", [FROM_WEB], id="one of a network"),
+        pytest.param(22, "10.2.2.3", [], id="somebody else"),
+        pytest.param(31, "192.0.2.1", [], id="another port"),
+        pytest.param(25, "10.2.2.3", [FROM_ALL], id="where everybody may"),
+        pytest.param(25, "192.0.2.1", [FROM_WEB, FROM_ALL], id="by two policies"),
+        pytest.param(22, None, [FROM_WEB], id="one of whom nothing is known: for some"),
+    ],
+)
+def test_who_lets_a_flow_in(port: int, peer: str | None, expected: list[Rule]) -> None:
+    assert let_in(port, peer) == expected
+
+
+def test_where_no_guard_is_nothing_is_forbidden() -> None:
+    assert let_in(22, destination=ip_address("10.0.2.9")) is None
+    packet = Packet(family=Family.IP, protocol=Protocol.TCP, port=22, source=GUEST)
+    assert admitting(INGRESS, SETS, packet, None) is None
+    assert admitting([FROM_WEB], SETS, replace(packet, source=None, destination=GUEST), None) is None
+
+
+def test_neither_what_resumes_nor_another_protocol_lets_a_new_flow_in() -> None:
+    assert let_in(22, protocol=Protocol.UDP) == []
+    assert let_in(22, protocol=Protocol.SCTP) == []
+    packet = Packet(family=Family.IP, protocol=Protocol.TCP, port=80, destination=GUEST)
+    assert admitting(INGRESS[:2], SETS, packet, ip_address("192.0.2.1")) == []
+
+
+def test_a_set_that_is_not_there_lets_nobody_in() -> None:
+    packet = Packet(family=Family.IP, protocol=Protocol.TCP, port=22, destination=GUEST)
+    assert admitting(INGRESS, {}, packet, ip_address("192.0.2.1")) == []
+
+
+def test_where_there_are_no_sets_a_peer_is_in_the_rule() -> None:
+    single = replace(FROM_WEB, peers=None, peer=ip_network("10.1.0.0/16"))
+    packet = Packet(family=Family.IP, protocol=Protocol.TCP, port=22, destination=GUEST)
+    for peer, passes in (("10.1.9.9", [single]), ("10.2.9.9", [])):
+        assert admitting([INTO, single], {}, packet, ip_address(peer)) == passes
+
+
+def judged(what: str, sender: str | None = None, rules: list[Rule] | None = None) -> list[str]:
+    """What is said of a flow, from where policies come into it."""
+    made = desire([machine("tcp 1-100", "udp 1-100")], POD).rules
+    known = sorted([*made, *(INGRESS if rules is None else rules)], key=order)
+    protocol, _, port = what.partition("/")
+    source = ip_address(sender) if sender else None
+    lines = explained(known, Protocol(protocol), int(port), source, SETS)
+    return [line.partition("; ")[2] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("what", "sender", "said"),
+    [
+        ("tcp/22", "192.0.2.1", "NetworkPolicy/default/web lets it in"),
+        ("tcp/22", "10.2.2.3", "but no policy lets it in: it is dropped"),
+        (
+            "tcp/25",
+            "192.0.2.1",
+            "NetworkPolicy/default/all and NetworkPolicy/default/web lets it in",
+        ),
+        ("udp/22", "192.0.2.1", "but no policy lets it in: it is dropped"),
+        ("tcp/22", "127.0.0.1", ""),
+        ("tcp/22", "2001:db8::1", ""),
+        ("tcp/99", "192.0.2.1", "but no policy lets it in: it is dropped"),
+        ("udp/123", "10.0.2.2", ""),
+    ],
+)
+def test_of_what_enters_it_is_said_which_policy_lets_it_in(
+    what: str, sender: str, said: str
+) -> None:
+    assert judged(what, sender) == [said]
+
+
+def test_without_a_sender_it_is_said_whether_some_are_let_in() -> None:
+    assert judged("tcp/22") == ["NetworkPolicy/default/web lets it in for some", ""]
+    assert judged("tcp/31") == ["but no policy lets it in: it is dropped", ""]
+
+
+def test_of_what_leaves_it_is_said_whether_some_may_be_spoken_to() -> None:
+    assert judged("udp/123", "10.0.2.2", EGRESS) == [
+        "NetworkPolicy/default/ntp lets it out for some"
+    ]
+    assert judged("tcp/123", "10.0.2.2", EGRESS) == ["but no policy lets it out: it is dropped"]
+    assert judged("tcp/22", "192.0.2.1", EGRESS) == [""]
+
+
+def test_a_shifted_range_is_judged_by_the_port_of_the_guest() -> None:
+    shifted = replace(forward("tcp 1022-1030"), to_port=22)
+    lines = list(explained([shifted, *INGRESS], Protocol.TCP, 1022, ip_address("192.0.2.1"), SETS))
+    assert lines[0].endswith("; NetworkPolicy/default/web lets it in")
