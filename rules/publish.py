@@ -109,7 +109,7 @@ def faces(
                 notes.append(f"{service}: {at} {words}")
         for port, endpoints in zip(service.ports, one.endpoints, strict=True):
             ours = port.ranged or not how.ranges_only
-            for at, ports in _shown(service, port, accepted, allocations, how):
+            for at, ports in dict.fromkeys(_shown(service, port, accepted, allocations, how)):
                 family = Family.of(at)
                 behind = _behind(endpoints, family, local=service.local)
                 if behind or not ours:
@@ -167,14 +167,14 @@ def refuse(
     kept: list[Face] = []
     refused: list[Pending] = []
     notes: list[str] = []
-    taken: dict[tuple[Protocol, Family], list[Face]] = {}
+    taken: dict[tuple[Protocol, Family, int], list[Face]] = {}
     turns = sorted(wanted, key=lambda one: (one.ours, not _is_live(one, there), *_order(one)))
     for face in turns:
-        protocol = face.port.protocol
-        others = taken.setdefault((protocol, face.family), [])
+        protocol, near = face.port.protocol, [taken.setdefault(one, []) for one in _blocks(face)]
         if not face.ours:
-            others.append(face)
+            _hold(near, face)
             continue
+        others = (other for block in near for other in block)
         rival = next((other for other in others if _meets(face, other, occupied)), None)
         met = occupied.meeting(protocol, face.family, face.ports, face.at)
         if rival is not None:
@@ -183,9 +183,20 @@ def refuse(
             refused += [Pending(face.name, f"{face} cannot be published: {one}") for one in met]
         else:
             notes += [f"{face.name}: {face} is published, but {one}" for one in met]
-            others.append(face)
+            _hold(near, face)
             kept.append(face)
     return kept, list(dict.fromkeys(refused)), notes
+
+
+def _blocks(face: Face) -> list[tuple[Protocol, Family, int]]:
+    """Where those are that it may meet: of thousands, only neighbours are compared."""
+    blocks = range(face.ports.first >> 8, (face.ports.last >> 8) + 1)
+    return [(face.port.protocol, face.family, block) for block in blocks]
+
+
+def _hold(near: Iterable[list[Face]], face: Face) -> None:
+    for block in near:
+        block.append(face)
 
 
 def _key(*content: object) -> tuple[object, ...]:

@@ -150,17 +150,40 @@ def test_two_may_change_places_at_once() -> None:
     assert (found.static.given, found.refused) == (2, ())
 
 
+def test_who_changes_places_comes_before_who_has_none() -> None:
+    found = given(
+        service("a tcp 80@30001", name="one"),
+        service("a tcp 80@30000", name="two"),
+        service("a tcp 80", name="zzz"),
+        known=holding(Bands(PortRange(30000, 30001)), one="30000", two="30001"),
+    )
+    assert told(found) == {"one/a": "30001", "two/a": "30000"}
+    assert [one.owner for one in found.refused] == ["Service/shop/zzz/a"]
+
+
+def test_what_one_leaves_by_moving_another_gets_who_wished_for_it() -> None:
+    known = holding(NARROW, aaa="30000-30003", wall="30004")
+    found = given(
+        service("a tcp 80-85", name="aaa"),
+        service("a tcp 80@30004", name="wall"),
+        service("a tcp 80@30001", name="zzz"),
+        known=known,
+    )
+    assert found.refused == ()
+    assert told(found)["zzz/a"] == "30001"
+
+
 def test_who_grows_is_not_given_what_somebody_names() -> None:
     """It cannot grow where it is, so it moves: but only when wishes have been heard."""
     known = holding(NARROW, aaa="30000-30003", wall="30004")
     found = given(
         service("a tcp 80-85", name="aaa"),
         service("a tcp 80@30004", name="wall"),
-        *(service(f"a tcp 80@{number}", name=f"z{number}") for number in range(30010, 30014)),
+        *(service(f"a tcp 80@{number}", name=f"z{number}") for number in range(30014, 30018)),
         known=known,
     )
     assert found.refused == ()
-    assert told(found)["aaa/a"] == "30014-30019"
+    assert told(found)["aaa/a"] == "30005-30010"
 
 
 def test_who_grows_comes_before_who_has_none() -> None:

@@ -468,6 +468,9 @@ def test_what_is_live_is_not_taken_away_by_who_comes_later_but_said() -> None:
 MEETINGS = [
     ("a tcp 8000-8009", "", "b tcp 8009-8019", "", True),
     ("a tcp 8000-8009", "", "b tcp 8010-8019", "", False),
+    ("a tcp 200-300", "", "b tcp 290-600", "", True),
+    ("a tcp 1-65535", "", "b tcp 40000", "", True),
+    ("a tcp 255", "", "b tcp 256-65535", "", False),
     ("a tcp 8000-8009", "", "b udp 8000-8009", "", False),
     ("a tcp 8000-8009", "", "b tcp 8000-8009", str(NODE4), True),
     ("a tcp 8000-8009", "", "b tcp 8000-8009", str(VIP), False),
@@ -518,6 +521,13 @@ def test_one_face_at_several_addresses_of_the_node_is_no_conflict() -> None:
     found, _ = seen(behind(given, "10.1.0.11"), given=here)
     assert [str(one) for one in found] == ["tcp 8080", f"tcp 8080 at {NODE4}"]
     assert refuse(found, [], Occupied(own=OWN_ADDRESSES))[:2] == (found, [])
+
+
+def test_one_address_that_is_configured_and_external_is_one_face() -> None:
+    given = service("a tcp 30080@30080", external=(NODE4,))
+    found, _ = seen(behind(given, "10.1.0.11"), how=Publishing(addresses=(NODE4, NODE4)))
+    assert [str(one) for one in found] == [f"tcp 30080 at {NODE4}"]
+    assert refuse(found, [], Occupied(own=OWN_ADDRESSES)) == (found, [], [])
 
 
 def test_a_service_can_be_in_its_own_way() -> None:
