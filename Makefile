@@ -92,7 +92,7 @@ check-imports: venv
 check-coverage: venv
 	@export COVERAGE_FILE=.coverage.$$$$
 	trap 'rm -f "$$COVERAGE_FILE"' EXIT
-	$(BIN)/coverage run -m pytest -q $(PURE_TESTS)
+	EXAMPLES=20 $(BIN)/coverage run -m pytest -q $(PURE_TESTS)
 	$(BIN)/coverage report
 
 .PHONY: format
