@@ -65,6 +65,8 @@ def desire(
         owner = label(machine.owner)
         for guest in masquerade.guests:
             rules.update(_fences(machine, owner, guest.address))
+        if machine.hears or machine.says:
+            sysctls.add(Sysctl("net.netfilter.nf_conntrack_tcp_loose", "0"))
         sets.update(pair for one in (machine.hears, machine.says) if one for pair in one.sets)
         entry = entry_link(masquerade, surroundings)
         families = _families(entry, surroundings)

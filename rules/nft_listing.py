@@ -84,12 +84,7 @@ def decode(
         elements, ours = _decode_map(maps.pop(name(lookup), {}), lookup, pairs)
         found += elements
         unsound += [] if ours else [f"map {name(lookup)} is not as we make it"]
-    sets: dict[Peers, Members] = {}
-    for value in kinds.get(SET, []):
-        peers = nft_sets.named(value.get("name"))
-        members = nft_sets.decode(value, peers, OURS) if peers else None
-        if peers and members is not None:
-            sets[peers] = members
+    sets = _decode_sets(kinds.get(SET, []))
     kinds[SET] = [one for one in kinds.get(SET, []) if nft_sets.named(one.get("name")) not in sets]
     if kinds[SET]:
         found = [_misled(one, sets) for one in found]
@@ -152,6 +147,13 @@ def _misshapen(one: Live | Foreign, mapped: Mapping[Lookup, int]) -> Live | Fore
     if isinstance(one, Foreign) or lookup_of(one.rule) not in mapped:
         return one
     return Foreign(one.rule.chain.value, one.handle, f"dport of {one.rule.owner}")
+
+
+def _decode_sets(values: Iterable[Json]) -> dict[Peers, Members]:
+    """Those that are ours."""
+    found = ((nft_sets.named(value.get("name")), value) for value in values)
+    sets = {peers: nft_sets.decode(value, peers, OURS) for peers, value in found if peers}
+    return {peers: members for peers, members in sets.items() if members is not None}
 
 
 def _misled(one: Live | Foreign, sets: Mapping[Peers, Members]) -> Live | Foreign:

@@ -49,6 +49,10 @@ class Problem(Value, kw_only=True):
         """The same problem, with the place it was found at."""
         return replace(self, file=file, line=line)
 
+    def __hash__(self) -> int:
+        """Without the value, which may be a list or a mapping."""
+        return hash((self.code, self.path, self.file, self.line))
+
     def __str__(self) -> str:
         place = f"{self.place}: " if self.file else ""
         field = f"{self.field}: " if self.path else ""

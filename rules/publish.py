@@ -101,7 +101,10 @@ def faces(
         service = one.service
         if service.headless or service.type is ServiceType.EXTERNAL_NAME:
             continue  # names lead to it, whatever addresses it may have been given
-        given = [*service.external, *service.ingress]
+        given = [*service.external, *(() if service.restricted else service.ingress)]
+        if service.restricted and service.ingress:
+            words = "it is not published there, as loadBalancerSourceRanges are not enforced"
+            notes.append(f"{service}: {', '.join(map(str, service.ingress))}: {words}")
         accepted = [at for at in dict.fromkeys(given) if _is_ours(at, own, how)]
         for at in dict.fromkeys(given):
             if at not in accepted:
@@ -111,6 +114,8 @@ def faces(
             ours = port.ranged or not how.ranges_only
             for at, ports in dict.fromkeys(_shown(service, port, accepted, allocations, how)):
                 family = Family.of(at)
+                if service.families and family not in service.families:
+                    continue
                 behind = _behind(endpoints, family, local=service.local)
                 if behind or not ours:
                     face = Face(
@@ -264,7 +269,13 @@ def desire_node(
     )
 
 
-def _rules(face: Face) -> Iterator[Rule]:
+@lru_cache(16384)
+def _rules(face: Face) -> tuple[Rule, ...]:
+    """Of thousands, most are the same at the next look: then they are the very same."""
+    return tuple(_made(face))
+
+
+def _made(face: Face) -> Iterator[Rule]:
     sticky = face.service.affinity is not None
     for place, share in _shares(tuple(one.address for one in face.endpoints), sticky):
         endpoint = face.endpoints[place]

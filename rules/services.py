@@ -1,6 +1,6 @@
 """What Services and Pods declare, as values: what is to be published on a node, and to where."""
 
-from rules.model import Address, Protocol, Word
+from rules.model import Address, Family, Protocol, Word
 from rules.ports import PortRange
 from rules.values import Value
 
@@ -43,6 +43,8 @@ class Service(Value, kw_only=True):
     ingress: tuple[Address, ...] = ()  # given to it by a load balancer
     affinity: int | None = None  # for how many seconds a client keeps its endpoint
     allocates: bool = True  # whether it gets node ports that nobody wrote down
+    families: tuple[Family, ...] = ()  # ipFamilies; none: all
+    restricted: bool = False  # loadBalancerSourceRanges: its ingress is not for everybody
     local: bool = False  # externalTrafficPolicy: endpoints of this node only, and the true source
     origin: str = ""  # file:line, for messages
 

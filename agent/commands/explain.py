@@ -46,6 +46,9 @@ def explain(  # noqa: PLR0913 - the options of the command
         if reported(snapshot, console):
             return BAD_MANIFEST
         rules = {name: made for name, made in _declared(snapshot) if netns in (None, name)}
+        if snapshot.services and netns in (None, NODE):
+            for note in on_the_node(snapshot, None).desired.notes:
+                console.say(f"note in namespace {NODE}: {note}")
         for machine in snapshot.machines:
             for other in machine.not_ours:
                 console.say(f"not ours: {machine}/{other.interface}: {other.reason}")

@@ -33,9 +33,10 @@ class Conntrack:
     def forget(self, due: Sequence[Forgotten | Forbidden], own: Set[Address]) -> int:
         """Forget these flows of a namespace with these addresses, all in one pass; returns how
         many there were."""
+        signs, untranslated = _signs(due)
         return sum(
             _delete(self._netlink, flow.family, entry)
-            for flow, entry in list(_flows(self._netlink))
+            for flow, entry in list(_flows(self._netlink, signs, untranslated=untranslated))
             if any(one.holds(flow, own) for one in due)
         )
 
@@ -49,8 +50,43 @@ def is_idle() -> bool:
     return sysctl.read([COUNT]).get(COUNT) == "0"
 
 
-def _flows(netlink: socket.socket) -> Iterator[tuple[Flow, Attributes]]:
+def _signs(due: Sequence[Forgotten | Forbidden]) -> tuple[list[bytes], bool]:
+    """The addresses one of which a flow must have, or be untranslated, to be one of these; no
+    address: it may have any. Nodes have a hundred thousand flows, and few are meant."""
+    found: set[bytes] = set()
+    untranslated = False
+    for one in due:
+        if isinstance(one, Forbidden):
+            found.add(one.guest.packed)
+        elif one.answerer is not None:
+            found.add(one.answerer.packed)
+        elif one.endpoints:
+            return [], False
+        else:
+            untranslated = True
+    return list(found), untranslated
+
+
+def _may_be(entry: Attributes, signs: Sequence[bytes], *, untranslated: bool) -> bool:
+    """Whether a closer look is worth it."""
+    original, reply = entry[CTA_TUPLE_ORIG], entry[CTA_TUPLE_REPLY]
+    if any(sign in reply or sign in original for sign in signs):
+        return True
+    if not untranslated:
+        return not signs
+    there, back = (_nested(attributes(memoryview(one)), CTA_TUPLE_IP) for one in (original, reply))
+    return any(
+        there.get(CTA_IP_DST[family]) == back.get(CTA_IP_SRC[family]) is not None
+        for family in Family
+    )
+
+
+def _flows(
+    netlink: socket.socket, signs: Sequence[bytes] = (), *, untranslated: bool = False
+) -> Iterator[tuple[Flow, Attributes]]:
     for header, entry in ask(netlink, CT_GET, NLM_F_DUMP, bytes(4), "=BBH"):
+        if not _may_be(entry, signs, untranslated=untranslated):
+            continue
         family = FAMILIES[header[0]]
         original, reply = _nested(entry, CTA_TUPLE_ORIG), _nested(entry, CTA_TUPLE_REPLY)
         protocol = _nested(original, CTA_TUPLE_PROTO)

@@ -72,7 +72,7 @@ def _advised() -> Iterator[str]:
     """The links by which the node has its way out from a router, as long as it is none itself."""
     if sysctl.read([IPV6_FORWARDING]).get(IPV6_FORWARDING) != "0":
         return
-    for link in rtnetlink.default_links(Family.IP6):
+    for link in rtnetlink.advised_links():
         name = ROUTER_NEWS.format(link.replace(".", "/"))
         if sysctl.read([name]).get(name) == "1":
             yield link

@@ -10,12 +10,12 @@ from functools import lru_cache
 from ipaddress import IPv4Interface, IPv6Interface
 
 from agent.kernel.netlink import NLM_F_DUMP, ask, number
-from rules.model import Family, InterfaceAddress, Link, Surroundings
+from rules.model import InterfaceAddress, Link, Surroundings
 
 RTM_GETADDR, RTM_GETROUTE = 22, 26
 IFA_ADDRESS, IFA_LOCAL = 1, 2
 RTA_OIF, RTA_PRIORITY, RTA_MULTIPATH = 4, 6, 9
-RT_TABLE_MAIN, RTN_UNICAST = 254, 1
+RT_TABLE_MAIN, RTN_UNICAST, RTPROT_RA = 254, 1, 9
 SOL_NETLINK, NETLINK_GET_STRICT_CHK = 270, 12  # Linux 4.20
 ALL_ADDRESSES = bytes(8)
 ROUTES = bytes([0, 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0, 0, 0, 0])
@@ -40,13 +40,17 @@ def surroundings() -> Surroundings:
     return Surroundings(tuple(links), default)
 
 
-def default_links(family: Family) -> list[str]:
-    """The links that default routes of that family lead over."""
-    version = socket.AF_INET if family is Family.IP else socket.AF_INET6
+def advised_links() -> list[str]:
+    """The links over which default routes lead that a router has advertised."""
+    found: set[int] = set()
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
-        names = dict(socket.if_nameindex())
-        found = {names.get(index) for of, _, index in _default_routes(netlink) if of == version}
-    return sorted(name for name in found if name and name != "lo")
+        for header, attributes in ask(netlink, RTM_GETROUTE, NLM_F_DUMP, ROUTES, "=BBBBBBBBI"):
+            family, length, _, _, _, protocol, _, _, _ = header
+            if (family, length, protocol) == (socket.AF_INET6, 0, RTPROT_RA):
+                hop = attributes.get(RTA_OIF) or attributes.get(RTA_MULTIPATH, b"")[4:8]
+                found |= {number(hop)} if hop else set()
+    names = dict(socket.if_nameindex())
+    return sorted(names[index] for index in found if index in names)
 
 
 def _addresses(netlink: socket.socket) -> Iterator[tuple[int, tuple[str, InterfaceAddress]]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from agent.errors import NotPermitted, TryAgain
 
 NODES = "/host/proc/sys"  # in a container, whose own is read-only: see kubernetes/base
+LATER = "net.netfilter."  # settings that come with the first rule that needs conntrack
 SWAP = str.maketrans("./", "/.")  # in a dotted name, a slash stands for a dot of a link's name
 
 
@@ -40,6 +41,8 @@ def write(name: str, value: str) -> None:
                 raise
             _put(f"{NODES}/{name.translate(SWAP)}", value)
     except FileNotFoundError as error:
+        if name.startswith(LATER):
+            return  # it is there when the rules are, which the next look sees
         raise TryAgain(f"there is no setting {name} (its link went away)") from error
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):

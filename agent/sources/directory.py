@@ -15,7 +15,7 @@ from agent.sources.store import Store
 from agent.sources.vmis import pods_of
 from agent.sources.watch import Watch
 from rules.model import Machine
-from rules.policies import NetworkPolicy
+from rules.policies import Namespace, NetworkPolicy
 from rules.problems import Problem
 from rules.values import Value, replace
 
@@ -243,13 +243,17 @@ class Directory:
             contested=settled.contested,
         )
 
-    def _shut(self) -> Iterator[NetworkPolicy]:
-        """The policies of files that cannot be understood, and never could: they select, and allow
-        nothing."""
+    def _shut(self) -> Iterator[NetworkPolicy | Namespace]:
+        """What is left of files that mean nothing, as they cannot be understood or quarrel with
+        others, and never meant anything: policies that select, and allow nothing, and namespaces
+        whose labels nobody knows."""
         for file in self._files.values():
-            if file.says.problems and file.says.file not in self._meanings:
-                found = (one for one in file.says.others if isinstance(one, NetworkPolicy))
-                yield from (one if one.broken else one.shut() for one in found)
+            if file.says.file not in self._meanings:
+                for one in file.says.others:
+                    if isinstance(one, NetworkPolicy):
+                        yield one if one.broken else one.shut()
+                    elif isinstance(one, Namespace):
+                        yield replace(one, labels=None)
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -23,8 +23,9 @@ IDENTITY = ("namespace", "name", "uid", "resourceVersion")
 _HELD = ("name", "protocol", "port", "nodePort")
 _PORT = (*_HELD, "targetPort")
 _AFFINITY = ("sessionAffinity", "sessionAffinityConfig")
-_PLACE = ("type", "externalIPs", "externalName", "allocateLoadBalancerNodePorts")
-_SPEC = (*_PLACE, "selector", *_AFFINITY, "externalTrafficPolicy")
+_PLACE = ("type", "externalIPs", "externalName", "allocateLoadBalancerNodePorts", "ipFamilies")
+_LIMITS = ("externalTrafficPolicy", "loadBalancerSourceRanges")
+_SPEC = (*_PLACE, "selector", *_AFFINITY, *_LIMITS)
 _PROXY = "Proxy"  # to such an address of a load balancer no packet ever comes
 
 

@@ -16,7 +16,7 @@ from rules.manifests.named_ports import (
     read_port,
 )
 from rules.manifests.ports import too_many
-from rules.model import Address, Protocol
+from rules.model import Address, Family, Protocol
 from rules.services import Service, ServicePort, ServiceType
 
 PORT_KEYS = ("name", "protocol", "port", "targetPort", "nodePort", "appProtocol")
@@ -24,6 +24,7 @@ FOLLOWERS = ("targetPort", "nodePort")
 TYPES = {one.value: one for one in ServiceType}
 AFFINITIES = ("None", "ClientIP")
 POLICIES = ("Cluster", "Local")
+FAMILIES = {"IPv4": Family.IP, "IPv6": Family.IP6}
 HEADLESS = "None"
 AFFINITY_SECONDS = 10800  # where nothing else is said, as in Kubernetes
 _LONGEST_AFFINITY = 86400
@@ -49,6 +50,8 @@ def read_service(document: Fields, *, limit: int) -> Service | None:
     selector = metadata.labels(spec.mapping("selector"))
     external = _external(spec)
     affinity = _affinity(spec)
+    families = _families(spec)
+    restricted = bool(spec.sequence("loadBalancerSourceRanges"))
     local = _choice(spec, "externalTrafficPolicy", POLICIES) == "Local"
     if document.found:
         return None
@@ -62,6 +65,8 @@ def read_service(document: Fields, *, limit: int) -> Service | None:
         external=external,
         ingress=_ingress(document),
         affinity=affinity,
+        families=families,
+        restricted=restricted,
         allocates=allocates,
         local=local,
     )
@@ -227,6 +232,18 @@ def _address(value: object) -> Address | None:
         return ip_address(value) if isinstance(value, str) else None
     except ValueError:
         return None
+
+
+def _families(spec: Fields) -> tuple[Family, ...]:
+    found: list[Family] = []
+    for index, value in enumerate(spec.sequence("ipFamilies")):
+        if isinstance(value, str) and value in FAMILIES:
+            found.append(FAMILIES[value])
+        else:
+            fix = f"Write {' or '.join(FAMILIES)}."
+            at = ("ipFamilies", index)
+            spec.problem("bad-choice", "is no address family", fix, at=at, value=value)
+    return tuple(found)
 
 
 def _affinity(spec: Fields) -> int | None:

@@ -134,7 +134,6 @@ def policy(spec: str, name: str = "web", namespace: str = "default") -> str:
 
 
 Question = tuple[str, str, Protocol, int]  # which way, with whom, where
-Question = tuple[str, str, Protocol, int]  # which way, with whom, where
 PHONE = "podSelector: {matchLabels: {app: phone}}"  # the first machine
 ALL4, ALL6 = "{ipBlock: {cidr: 198.51.100.0/24}}", "{ipBlock: {cidr: '2001:db8:5::/64'}}"
 BOTH = f"{PHONE}, policyTypes: [Ingress, Egress]"
@@ -213,9 +212,9 @@ class Town:
         hoped = [ask for ask, one in asks.items() if one in wanted]
         assert answered(list(asks), hoped) == set(hoped)
 
-    def fences(self) -> list[Live]:
-        """The rules of policies, in front of the first machine."""
-        live = observed(self.first.pod).live
+    def fences(self, vm: Vm | None = None) -> list[Live]:
+        """The rules of policies, in front of a machine; without one, of the first."""
+        live = observed((vm or self.first).pod).live
         return [one for one in live if one.rule.chain is Chain.FORWARD]
 
     def granted(self) -> set[str]:

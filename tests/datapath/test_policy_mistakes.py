@@ -156,7 +156,9 @@ def test_a_policy_that_was_never_good_closes_what_it_selects(town: Town, name: s
     text, place, left = MISTAKES[name]
     file = f"{list(MISTAKES).index(name)}.yaml"  # of which nothing good is remembered
     town.assert_open(*IN, *OUT)
-    town.changed(lambda: town.node.save(file, text), town.first)
+    town.node.save(file, text)
+    selected = town.lab.vms if place.startswith("spec.podSelector") else [town.first]
+    assert eventually(lambda: all(town.fences(vm) for vm in selected))
     town.assert_open(*left, shut=[one for one in (*IN, *OUT) if one not in left])
     assert told(town, file, place)
 

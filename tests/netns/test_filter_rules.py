@@ -1,6 +1,6 @@
-"""Rules in forward and their sets in the kernel, however they are written: what is read back is what
-was meant, what is known without a look is what another finds who looks, what a stranger does to
-them is undone, and an address that comes or goes touches no rule."""
+"""Rules in forward and their sets in the kernel, however they are written: what is read back is
+what was meant, what is known without a look is what another finds who looks, what a stranger does
+to them is undone, and an address that comes or goes touches no rule."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def entered(netns: str, known: Known | None = None) -> Iterator[Namespace]:
         yield namespace
 
 
-# ------------------------------------------------------------------------------------- what is wanted
+# ----------------------------------------------------------------------------------- what is wanted
 
 
 def peers(family: Family, key: str = "a1") -> Peers:
@@ -366,7 +366,9 @@ def test_who_comes_or_goes_is_an_element_in_one_generation_and_touches_no_rule(
     netns: str,
 ) -> None:
     """A hundred come, a hundred go, and some networks become parts of others."""
-    crowd = [f"10.7.{i}.{2 * i + 1}/32" for i in range(100)] + [f"fd07::{i}:1/128" for i in range(100)]
+    crowd = [f"10.7.{i}.{2 * i + 1}/32" for i in range(100)] + [
+        f"fd07::{i}:1/128" for i in range(100)
+    ]
     wishes = [
         fence("tcp 80", "udp 53"),
         fence("tcp 80", "udp 53", whom=(*SOME, *crowd)),
@@ -730,9 +732,7 @@ def test_grants_and_fences_as_values_become_what_the_kernel_holds(netns: str) ->
     ):
         if protocol is None and ports is not None:
             continue
-        grant = Grant(
-            family=Family.IP, peers=whom, protocol=protocol, ports=ports, policies=POLICY
-        )
+        grant = Grant(family=Family.IP, peers=whom, protocol=protocol, ports=ports, policies=POLICY)
         known = ((whom, members(*SOME, family=Family.IP)),) if whom else ()
         fenced_in = Fence(policies=POLICY, grants=(grant,), sets=known)
         machine = replace(vm("a", "80"), hears=fenced_in, says=fenced_in)

@@ -1,5 +1,5 @@
-"""Laws of what stands in front of a machine: random policies come to rules and sets that judge every
-packet as the documentation says, that are found again however they are written, and of which
+"""Laws of what stands in front of a machine: random policies come to rules and sets that judge
+every packet as the documentation says, that are found again however they are written, and of which
 nothing but a set changes when somebody comes or goes."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from ipaddress import ip_address, ip_network
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 from hypothesis import given, settings
@@ -76,7 +76,7 @@ OURS = Masquerade(name="default", entry=None, guests=GUESTS, claims=())
 ASKED = [packet for packet in PACKETS if packet.port != 0]
 
 
-# ----------------------------------------------------------------------------- a world, as manifests
+# ---------------------------------------------------------------------------- a world, as manifests
 
 
 def known(pod: Pod, number: int) -> Known:
@@ -93,7 +93,7 @@ def known(pod: Pod, number: int) -> Known:
 
 
 def other(pod: Pod, number: int) -> Machine:
-    """The same as a machine, of which some are ours, and which are said to be at these addresses."""
+    """The same as a machine, said to be at these addresses; some of them are ours."""
     return replace(
         machine(pod),
         name=f"vm-{number}",
@@ -117,9 +117,7 @@ def laws(world: World, policies: Sequence[NetworkPolicy] | None = None) -> Laws:
     )
 
 
-def wanted(
-    world: World, pod: Pod, policies: Sequence[NetworkPolicy] | None = None
-) -> Desired:
+def wanted(world: World, pod: Pod, policies: Sequence[NetworkPolicy] | None = None) -> Desired:
     """What the namespace of one machine should hold."""
     others = [other(one, at) for at, one in enumerate(world.pods) if not at % 3]
     first, *_ = fenced([ward(pod), *others], laws(world, policies), {})
@@ -130,16 +128,20 @@ def filters(desired: Desired) -> list[Rule]:
     return [rule for rule in desired.rules if rule.chain is Chain.FORWARD]
 
 
+def guest_of(peer: Address) -> Address:
+    return GUEST[Family.of(peer)]
+
+
 def judged(desired: Desired, packet: Packet) -> list[Rule] | None:
     """The rules that let a packet pass, as `explain` finds them."""
     peer = ip_address(packet.peer)
     protocol = Protocol[packet.protocol] if packet.protocol in PROTOCOLS else None
-    end = "destination" if packet.direction == "Ingress" else "source"
+    ends: Any = {"destination" if packet.direction == "Ingress" else "source": guest_of(peer)}
     asked = Traced(
         family=Family.of(peer),
         protocol=protocol,  # type: ignore[arg-type]  # ICMP has none: only a rule for all takes it
         port=packet.port or 0,
-        **{end: GUEST[Family.of(peer)]},
+        **ends,
     )
     return admitting(desired.rules, desired.sets, asked, peer)
 
@@ -208,7 +210,7 @@ def test_rules_are_joined_and_sets_are_named_and_sound(world: World, pod: Pod) -
             ranges.setdefault(place, []).append(rule.ports)
     for some in ranges.values():
         ends = sorted((one.first, one.last) for one in some)
-        assert all(one[1] + 1 < two[0] for one, two in zip(ends, ends[1:], strict=False))
+        assert all(one[1] + 1 < two[0] for one, two in pairwise(ends))
     for rule in gates:  # nobody lets anything pass where there is nothing to pass through
         assert any(
             (one.source, one.destination) == (rule.source, rule.destination)
@@ -238,7 +240,11 @@ def numbers(world: World, pod: Pod) -> set[object]:
                     continue
                 asked = port["port"], port.get("protocol") or "TCP"
                 numbers = [number for *name, number in whose.ports if tuple(name) == asked]
-                found |= {(policy["metadata"]["name"], place, *asked, *numbers[:1])} if numbers else set()
+                found |= (
+                    {(policy["metadata"]["name"], place, *asked, *numbers[:1])}
+                    if numbers
+                    else set()
+                )
     return found
 
 
@@ -283,7 +289,7 @@ def held(members: Iterable[Any]) -> set[str]:
     return {ip for ip in IPS if any(ip_address(ip) in one for one in members)}
 
 
-# ------------------------------------------------------------------------------------ arbitrary ones
+# ----------------------------------------------------------------------------------- arbitrary ones
 
 networks = {
     Family.IP: st.builds(
@@ -345,7 +351,7 @@ desireds = arbitrary() | st.builds(wanted, worlds(), subjects).map(
 )
 
 
-# --------------------------------------------------------------------------------------------- plans
+# -------------------------------------------------------------------------------------------- plans
 
 
 def committed(namespace: MemoryNamespace, desired: Desired) -> Plan:
@@ -422,7 +428,7 @@ def test_filters_stay_where_it_is_not_known_what_is_allowed(before: Desired, har
     assert now.sets == before.sets
 
 
-# --------------------------------------------------------------------------------------------- codec
+# -------------------------------------------------------------------------------------------- codec
 
 
 def written(*wishes: Desired) -> ListedTable:
@@ -505,6 +511,7 @@ def _set_of_our_name(table: ListedTable) -> None:
         table.entries.append({"set": {"name": str(peers), "type": "inet_service", "handle": 1}})
 
 
+PLACE = {"family": "inet", "table": "portranger", "handle": 1}
 HARM: dict[str, Callable[[ListedTable], None]] = {
     "nothing": lambda _: None,
     "a stranger's rule": _scribble,
@@ -519,7 +526,6 @@ HARM: dict[str, Callable[[ListedTable], None]] = {
     ),
     "a stray chain": lambda table: table.entries.append({"chain": {"name": "extra"}}),
 }
-PLACE = {"family": "inet", "table": "portranger", "handle": 1}
 
 
 @settings(max_examples=300)
@@ -593,9 +599,8 @@ def test_a_mutilated_set_is_not_ours_or_another_that_says_what_it_holds(
         assert same == {key: whole[key] for key in same}
 
 
-# --------------------------------------------------------------------------------------------- flows
+# -------------------------------------------------------------------------------------------- flows
 
-senders = st.sampled_from([ip_address(ip) for ip in IPS])
 OWN: set[Address] = {ip_address("10.0.0.1"), ip_address("fd00::1")}
 
 
@@ -623,7 +628,7 @@ def test_a_flow_is_forbidden_exactly_where_no_rule_admits_it(
     protocols = {number: protocol for protocol, number in NUMBERS.items()}
     for ip, incoming, number, port, answering in flows:
         peer = ip_address(ip)
-        family, guest = Family.of(peer), GUEST[Family.of(peer)]
+        family, guest = Family.of(peer), guest_of(peer)
         flow = Flow(
             family=family,
             protocol=number,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import MOST_BYTES, Config, Kubernetes, Listen, NodePorts, load, read
+from agent.config import MOST_BYTES, Config, Kubernetes, Listen, NodePorts, Policy, load, read
 from agent.errors import BadConfiguration
 from rules.ports import PortRange
 
@@ -29,6 +29,8 @@ kubeconfig = "/root/config"
 node_name = "blue"
 kubelet_root = "/srv/kubelet"
 services = false
+[policy]
+enforce = false
 """
 
 
@@ -62,6 +64,7 @@ def test_the_example_is_the_defaults_and_names_every_key() -> None:
     assert tuple(written) == Config.__match_args__
     assert tuple(written["node_ports"]) == NodePorts.__match_args__
     assert tuple(written["kubernetes"]) == Kubernetes.__match_args__
+    assert tuple(written["policy"]) == Policy.__match_args__
 
 
 def test_every_key_is_read_into_its_value() -> None:
@@ -82,7 +85,24 @@ def test_every_key_is_read_into_its_value() -> None:
             kubelet_root="/srv/kubelet",
             services=False,
         ),
+        policy=Policy(enforce=False),
     )
+
+
+@pytest.mark.parametrize(
+    ("enforce", "files", "cluster"),
+    [
+        ("", True, False),
+        ("policy.enforce = 'auto'", True, False),
+        ("policy.enforce = true", True, True),
+        ("policy.enforce = false", False, False),
+    ],
+)
+def test_policies_of_files_are_enforced_and_those_of_a_cluster_are_left_to_it(
+    enforce: str, files: bool, cluster: bool
+) -> None:
+    assert read(enforce, "a.toml").enforces is files
+    assert read(f"source = 'kubernetes'\n{enforce}", "a.toml").enforces is cluster
 
 
 @pytest.mark.parametrize(
@@ -155,6 +175,11 @@ def test_what_is_no_range_is_refused(text: str) -> None:
         ("kubernetes.services = 1", "wrong-type"),
         ("kubernetes.services = 'true'", "wrong-type"),
         ("[[kubernetes]]", "wrong-type"),
+        ("policy.enforce = 'true'", "wrong-type"),
+        ("policy.enforce = 'Auto'", "wrong-type"),
+        ("policy.enforce = 1", "wrong-type"),
+        ("policy = true", "wrong-type"),
+        ("policy.enforced = true", "unknown-key"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused(line: str, code: str) -> None:

@@ -15,6 +15,7 @@ from agent.sources.directory import Directory
 from agent.sources.meaning import Meaning
 from agent.sources.store import Store
 from agent.sources.watch import PATIENCE, Watch, way
+from rules.policies import NetworkPolicy
 from tests.spaces import manifest
 
 BAD = "kind: ["
@@ -26,6 +27,28 @@ metadata: {name: %s}
 spec:
   selector: {app: web}
   ports: [{port: %s}]
+"""
+
+
+POLICY = """\
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: %s}
+spec:
+  podSelector: {}
+  ingress: [{ports: [{port: %s}]}]
+"""
+PARTIES = """\
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: a}
+spec: {containers: []}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop, labels: {team: a}}
 """
 
 
@@ -251,6 +274,112 @@ def test_a_service_that_is_written_again_stays_where_it_was(seen: Seen) -> None:
         assert codes(meaning) == ["duplicate-service"]
         assert meaning.unknown == (str(copy),)
         seen.restart()
+
+
+# ------------------------------------------------------------------------------------- policies
+
+
+def policy(name: str = "web", port: str = "80") -> str:
+    return POLICY % (name, port)
+
+
+def laws(meaning: Meaning) -> list[str]:
+    """What each policy opens for everybody."""
+    return sorted(
+        f"{one.name} {'broken' if one.broken else port_of(one)}" for one in meaning.laws.policies
+    )
+
+
+def port_of(one: NetworkPolicy) -> str:
+    [rule] = one.ingress or ()
+    [port] = rule.ports or ()
+    return str(port.port)
+
+
+def test_policies_are_read_with_whom_they_speak_of(seen: Seen) -> None:
+    seen.write("a.yaml", manifest("blue", "22") + policy())
+    path = seen.write("b.yaml", PARTIES)
+    meaning = seen.read()
+    assert laws(meaning) == ["web 80"]
+    assert [str(one) for one in (*meaning.laws.pods, *meaning.laws.namespaces)] == [
+        "Pod/default/a",
+        "Namespace/shop",
+    ]
+    assert meaning.count == 4
+    assert not meaning.problems
+    path.unlink()
+    assert (seen.read().laws.pods, seen.read().laws.namespaces) == ((), ())
+    (seen.path / "a.yaml").unlink()
+    assert seen.read() == Meaning()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [BAD, policy("web", "0"), policy("web", "81") + manifest("blue", "22").replace(": 22", ": 0")],
+    ids=["text", "policy", "beside a bad machine"],
+)
+def test_a_policy_that_turns_bad_goes_on_also_in_the_next_run(seen: Seen, text: str) -> None:
+    path = seen.write("a.yaml", policy())
+    seen.read()
+    path.write_text(text)
+    for _ in range(2):
+        meaning = seen.read()
+        assert laws(meaning) == ["web 80"]
+        assert meaning.held == (str(path),)
+        seen.restart()
+    path.write_text(policy("web", "82"))
+    assert laws(seen.read()) == ["web 82"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [policy("web", "0"), policy() + manifest("blue", "22").replace("start: 22", "start: 0")],
+    ids=["policy", "beside a bad machine"],
+)
+def test_a_policy_that_was_never_understood_closes(seen: Seen, text: str) -> None:
+    path = seen.write("a.yaml", text)
+    seen.write("b.yaml", policy("other", "443"))
+    for _ in range(2):
+        meaning = seen.read()
+        assert laws(meaning) == ["other 443", "web broken"]
+        [shut] = [one for one in meaning.laws.policies if one.broken]
+        assert (shut.ingress, shut.egress) == ((), None)
+        assert meaning.unknown == (str(path),)
+        seen.restart()
+    path.write_text(policy())
+    assert laws(seen.read()) == ["other 443", "web 80"]
+
+
+def test_of_a_policy_that_is_written_again_the_first_goes_on(seen: Seen) -> None:
+    seen.write("b.yaml", policy())
+    seen.read()
+    copy = seen.write("a.yaml", policy("web", "81"))
+    meaning = seen.read()
+    assert "web 80" in laws(meaning)
+    assert "web 81" not in laws(meaning)
+    assert codes(meaning) == ["duplicate-policy"]
+    assert meaning.unknown == (str(copy),)
+
+
+@pytest.mark.parametrize(
+    "text", [policy(), manifest("blue", "22", "two") + policy("more")], ids=["twice", "beside"]
+)
+def test_a_policy_of_files_that_quarrel_closes(seen: Seen, text: str) -> None:
+    seen.write("a.yaml", manifest("blue", "22", "one") + policy())
+    seen.write("b.yaml", text)
+    meaning = seen.read()
+    assert meaning.problems
+    assert {words.rpartition(" ")[2] for words in laws(meaning)} == {"broken"}
+
+
+def test_the_labels_of_a_namespace_in_a_file_that_was_never_understood_are_not_known(
+    seen: Seen,
+) -> None:
+    """Else it would be without any, as some policies want those whom they let in."""
+    seen.write("a.yaml", PARTIES + service("web", "0"))
+    meaning = seen.read()
+    assert codes(meaning) == ["port-out-of-range"]
+    assert [(one.name, one.labels) for one in meaning.laws.namespaces] == [("shop", None)]
 
 
 @pytest.mark.parametrize("how", ["moved", "file", "loop"])

@@ -16,6 +16,7 @@ from rules.model import (
     Fence,
     Grant,
     Machine,
+    Members,
     Peers,
     Protocol,
     Rule,
@@ -75,7 +76,7 @@ def told(fence: Fence, family: Family = Family.IP) -> list[str]:
     return sorted(shown(grant, sets) for grant in fence.grants if grant.family is family)
 
 
-def shown(grant: Grant, sets: dict[Peers, frozenset[object]]) -> str:
+def shown(grant: Grant, sets: dict[Peers, Members]) -> str:
     spoken = grant.protocol.value if grant.protocol else "any"
     whom = "everybody"
     if grant.peers is not None:
@@ -92,7 +93,7 @@ def keys(fence: Fence) -> set[str]:
 FRIENDS = "ingress: [{from: [{podSelector: {matchLabels: {app: web}}}], ports: [{port: 80}]}]"
 
 
-# ------------------------------------------------------------------------------- what sets are called
+# ----------------------------------------------------------------------------- what sets are called
 
 
 def test_a_set_is_called_by_what_is_said_of_its_members_and_not_by_who_they_are() -> None:
@@ -149,8 +150,7 @@ def test_other_words_are_another_set(other: str) -> None:
 def test_the_order_of_words_does_not_matter() -> None:
     peers = ["{podSelector: {}}", "{ipBlock: {cidr: 10.0.0.0/8}}"]
     straight, turned = (
-        hears(policy(f"ingress: [{{from: [{', '.join(some)}]}}]"))
-        for some in (peers, peers[::-1])
+        hears(policy(f"ingress: [{{from: [{', '.join(some)}]}}]")) for some in (peers, peers[::-1])
     )
     assert straight == turned
 
@@ -166,7 +166,7 @@ def test_near_ones_of_two_namespaces_are_two_sets_and_far_ones_are_one() -> None
     assert of("shop", far) == of("bank", far)
 
 
-# ------------------------------------------------------------------------------------- what is joined
+# ----------------------------------------------------------------------------------- what is joined
 
 
 def test_the_same_peers_of_two_policies_share_a_set_and_their_ranges_are_joined() -> None:
@@ -210,7 +210,7 @@ def test_all_ports_make_ranges_needless() -> None:
     assert told(fence) == ["any all with everybody by c", "tcp all with everybody by b"]
 
 
-# ------------------------------------------------------------------------------------ who is a member
+# ---------------------------------------------------------------------------------- who is a member
 
 
 def test_members_are_of_their_family() -> None:
@@ -278,10 +278,12 @@ def test_machines_are_peers_as_well() -> None:
     assert told(found.hears) == ["tcp 80 with 10.1.0.8/32 by p"]
 
 
-# ------------------------------------------------------------------------- where machines are reached
+# ----------------------------------------------------------------------- where machines are reached
 
 
-ELSEWHERE = space(LO, link("net7", "10.7.0.7/24", "fd07::7/64", "fe80::7/64"), BRIDGE, default="net7")
+ELSEWHERE = space(
+    LO, link("net7", "10.7.0.7/24", "fd07::7/64", "fe80::7/64"), BRIDGE, default="net7"
+)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +322,7 @@ def test_a_machine_that_is_not_ours_is_a_peer_where_it_is_said_to_be() -> None:
     assert same is bridged
 
 
-# ------------------------------------------------------------------------------------- ports by name
+# ------------------------------------------------------------------------------------ ports by name
 
 
 def test_a_named_port_of_the_machine_is_its_own_number() -> None:
@@ -384,7 +386,7 @@ def test_a_named_port_of_anybody_is_one_of_those_who_are_known() -> None:
     assert told(fence, Family.IP6) == ["tcp 80 with fd01::2/128 by p"]
 
 
-# ----------------------------------------------------------------------------------- who is fenced in
+# --------------------------------------------------------------------------------- who is fenced in
 
 
 def test_whom_nobody_selects_is_the_very_same() -> None:
@@ -430,7 +432,7 @@ def test_many_policies_of_long_names_fit_into_a_comment() -> None:
     assert fence.grants[0].policies != fewer.grants[0].policies
 
 
-# --------------------------------------------------------------------------------- the rules of a fence
+# ----------------------------------------------------------------------------- the rules of a fence
 
 
 def filters(*policies: NetworkPolicy, pods: tuple[Pod, ...] = ()) -> list[Rule]:
@@ -482,7 +484,8 @@ def test_a_set_that_no_rule_names_is_not_there() -> None:
 
 def test_two_machines_of_one_namespace_share_what_is_said_of_both() -> None:
     guests = tuple(replace(guest, address=guest.address + 7) for guest in GUESTS)
-    assert (machine := vm()).masquerade is not None
+    machine = vm()
+    assert machine.masquerade is not None
     other = replace(machine, name="other", masquerade=replace(machine.masquerade, guests=guests))
     both = fenced([machine, other], laws(policy(FRIENDS), pods=(pod("10.1.0.1", app="web"),)), {})
     made = desire(both, POD)

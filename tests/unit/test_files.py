@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from agent.sources import CODES
-from agent.sources.files import MOST_BYTES, STDIN, Snapshot, load
+from agent.sources.files import MOST_BYTES, STDIN, Other, Snapshot, laws_of, load
+from rules.fences import Laws
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,6 +44,32 @@ spec:
   ports:
   - port: %s
 """
+
+
+POLICY = """\
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: %s}
+spec:
+  podSelector: {}
+  ingress: [{ports: [{port: %s}]}]
+"""
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: %s, labels: {app: web}}
+spec: {containers: []}
+status: {podIPs: [{ip: 10.1.0.7}]}
+"""
+NAMESPACE = """\
+apiVersion: v1
+kind: Namespace
+metadata: {name: %s, labels: {team: a}}
+"""
+
+
+def policy(name: str = "web", port: str = "80") -> str:
+    return POLICY % (name, port)
 
 
 def service(name: str = "web", port: str = "80") -> str:
@@ -315,6 +342,69 @@ def test_the_same_service_twice_in_one_file_is_told_at_both(tmp_path: Path) -> N
     assert [problem.place for problem in found.problems] == [f"{file}:1", f"{file}:9"]
     assert codes(found) == ["duplicate-service"] * 2
     assert found.services == ()
+
+
+# -------------------------------------------------------------------------------------- policies
+
+
+def test_policies_and_whom_they_speak_of_know_where_they_are_written(tmp_path: Path) -> None:
+    parts = [policy(), POD % "a", NAMESPACE % "shop", machine("a")]
+    file = write(tmp_path / "a.yaml", "---\n".join(parts))
+    found = snapshot(file)
+    laws = found.laws
+    everything: list[Other] = [*laws.policies, *laws.pods, *laws.namespaces]
+    assert [(str(one), one.origin) for one in everything] == [
+        ("NetworkPolicy/default/web", f"{file}:1"),
+        ("Pod/default/a", f"{file}:8"),
+        ("Namespace/shop", f"{file}:14"),
+    ]
+    assert laws.namespaces[0].labels == (("team", "a"),)
+    assert [str(at) for at in laws.pods[0].addresses] == ["10.1.0.7"]
+    assert (found.count, found.problems, found.skipped) == (4, (), ())
+
+
+def test_laws_are_sorted_by_their_kind() -> None:
+    found = snapshot("-", stdin=(POD % "a" + "---\n" + policy() + "---\n" + POD % "b").encode())
+    pods, policies = found.laws.pods, found.laws.policies
+    assert laws_of([pods[0], policies[0], pods[1]]) == Laws(policies=policies, pods=pods)
+    assert laws_of([]) == Laws()
+
+
+@pytest.mark.parametrize("bad", [policy("b", "0"), machine("b", "x"), "[\n"])
+def test_no_law_of_a_file_with_a_problem_is_taken(tmp_path: Path, bad: str) -> None:
+    """Whoever asks is told of the problem, and nothing is done."""
+    text = "---\n".join([policy("a"), POD % "a", NAMESPACE % "a", bad])
+    one = write(tmp_path / "bad.yaml", text)
+    two = write(tmp_path / "good.yaml", policy("c"))
+    found = snapshot(one, two)
+    assert [str(law) for law in found.laws.policies] == ["NetworkPolicy/default/c"]
+    assert (found.laws.pods, found.laws.namespaces) == ((), ())
+    assert len(found.problems) == 1
+
+
+def test_the_same_policy_in_two_places_is_told_at_both(tmp_path: Path) -> None:
+    one = write(tmp_path / "1.yaml", policy("a"))
+    two = write(tmp_path / "2.yaml", policy("b") + "---\n" + policy("a", "81"))
+    found = snapshot(one, two)
+    assert codes(found) == ["duplicate-policy"] * 2
+    assert [problem.place for problem in found.problems] == [f"{one}:1", f"{two}:8"]
+    assert found.laws == Laws()
+
+
+def test_the_same_pod_or_namespace_twice_is_no_problem() -> None:
+    """As `kubectl get` may list them; whose labels are not the same is nobody's guess."""
+    text = "---\n".join([POD % "a", POD % "a", NAMESPACE % "b", NAMESPACE % "b"])
+    found = snapshot("-", stdin=text.encode())
+    assert (len(found.laws.pods), len(found.laws.namespaces), found.problems) == (2, 2, ())
+
+
+def test_a_list_of_everything_is_read() -> None:
+    documents = [policy(), POD % "a", NAMESPACE % "b"]
+    items = "".join("- " + text.replace("\n", "\n  ").rstrip() + "\n" for text in documents)
+    found = snapshot("-", stdin=f"kind: List\nitems:\n{items}".encode())
+    laws = found.laws
+    assert (len(laws.policies), len(laws.pods), len(laws.namespaces)) == (1, 1, 1)
+    assert laws.pods[0].origin == f"{STDIN}:9"
 
 
 def test_every_code_in_use_is_documented() -> None:

@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 
-from rules.model import SET, Chain, Family, Foreign, Live, Members, Observed, Peers, Protocol, Rule
+from rules.model import (
+    SET,
+    Chain,
+    Desired,
+    Family,
+    Foreign,
+    Live,
+    Members,
+    Observed,
+    Peers,
+    Protocol,
+    Rule,
+)
 from rules.nft import OURS, commands
 from rules.nft_batch import batch
 from rules.nft_listing import decode as listed_table
@@ -39,7 +51,6 @@ from tests.unit.test_plan import (
     GUARD,
     RESUMING,
     WEB,
-    Desired,
     fenced,
     held,
     holding,
@@ -208,7 +219,9 @@ def test_a_step_reads(step: Any, told: Json, said: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        pytest.param(RESUMING, "meta nfproto ipv4 ct state established,related counter accept", id="open"),
+        pytest.param(
+            RESUMING, "meta nfproto ipv4 ct state established,related counter accept", id="open"
+        ),
         pytest.param(GUARD, "ip daddr 10.0.2.2 counter drop", id="a guard"),
         pytest.param(
             GATE, f"ip daddr 10.0.2.2 tcp dport 80-90 ip saddr @{NAME} counter accept", id="a gate"
@@ -274,9 +287,7 @@ def ends(body: bytes) -> list[tuple[str, bool]]:
 @pytest.mark.parametrize(
     ("members", "expected"),
     [
-        pytest.param(
-            some("10.1.0.5"), [("10.1.0.5", False), ("10.1.0.6", True)], id="an address"
-        ),
+        pytest.param(some("10.1.0.5"), [("10.1.0.5", False), ("10.1.0.6", True)], id="an address"),
         pytest.param(
             some("10.9.0.0/16"), [("10.9.0.0", False), ("10.10.0.0", True)], id="a network"
         ),

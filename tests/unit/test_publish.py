@@ -882,3 +882,16 @@ def test_the_order_of_what_is_given_does_not_matter() -> None:
     first = made(random.Random(1))
     assert len(first[1]) == 2, "of three that want one address, two are refused"
     assert all(made(random.Random(turn)) == first for turn in range(2, 12))
+
+
+def test_a_service_is_shown_in_its_own_families_only() -> None:
+    one = service("http tcp 80@30080", families=(Family.IP6,))
+    found, _ = faces([behind(one, *BOTH)], held(behind(one, *BOTH)), OWN_ADDRESSES, PLAINLY)
+    assert {each.family for each in found} == {Family.IP6}
+
+
+def test_an_ingress_that_is_not_for_everybody_is_not_published_and_that_is_said() -> None:
+    one = service("http tcp 80@30080", ingress=(NODE4,), restricted=True)
+    found, notes = faces([behind(one, *BOTH)], held(behind(one, *BOTH)), OWN_ADDRESSES, PLAINLY)
+    assert {each.at for each in found} == {*OWN.values()}
+    assert any("loadBalancerSourceRanges" in note for note in notes)

@@ -154,7 +154,10 @@ def test_a_filter_reads(rule: Rule, words: str, also: dict[str, str]) -> None:
             id="somebody comes",
         ),
         pytest.param(
-            some("10.1.0.9", "10.1.0.1"), some(), "~ set peers-ip-aa: - 10.1.0.1/32, 10.1.0.9/32", id="all go"
+            some("10.1.0.9", "10.1.0.1"),
+            some(),
+            "~ set peers-ip-aa: - 10.1.0.1/32, 10.1.0.9/32",
+            id="all go",
         ),
         pytest.param(
             some("10.1.0.0/31"),

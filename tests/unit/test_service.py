@@ -10,7 +10,7 @@ import pytest
 
 from agent.sources import yaml_text
 from rules.manifests import Reading, read
-from rules.model import Protocol
+from rules.model import Family, Protocol
 from rules.ports import PortRange
 from rules.services import Pod, PodPort, Service, ServicePort, ServiceType
 from tests.unit.samples import ports
@@ -681,3 +681,24 @@ def test_a_container_needs_no_name_to_be_read() -> None:
         name="unnamed",
         ports=(PodPort(container="", name="", protocol=Protocol.TCP, ports=ports("1")),),
     )
+
+
+@pytest.mark.parametrize(
+    ("spec", "families", "restricted"),
+    [
+        ("", (), False),
+        ("ipFamilies: [IPv6]", (Family.IP6,), False),
+        ("ipFamilies: [IPv4, IPv6], ipFamilyPolicy: RequireDualStack", tuple(Family), False),
+        ("loadBalancerSourceRanges: [10.0.0.0/8]", (), True),
+    ],
+)
+def test_whom_it_is_for(spec: str, families: tuple[Family, ...], restricted: bool) -> None:
+    text = SERVICE % {"metadata": "", "spec": f"ports: [{{port: 80}}], {spec}"}
+    (found,) = read(yaml_text.parse(text)[0][0][0]).services
+    assert (found.families, found.restricted) == (families, restricted)
+
+
+def test_a_family_that_is_none_is_a_problem() -> None:
+    text = SERVICE % {"metadata": "", "spec": "ports: [{port: 80}], ipFamilies: [IPv5, 4]"}
+    found = read(yaml_text.parse(text)[0][0][0])
+    assert [one.field for one in found.problems] == ["spec.ipFamilies[0]", "spec.ipFamilies[1]"]

@@ -237,7 +237,9 @@ def test_where_no_guard_is_nothing_is_forbidden() -> None:
     assert let_in(22, destination=ip_address("10.0.2.9")) is None
     packet = Packet(family=Family.IP, protocol=Protocol.TCP, port=22, source=GUEST)
     assert admitting(INGRESS, SETS, packet, None) is None
-    assert admitting([FROM_WEB], SETS, replace(packet, source=None, destination=GUEST), None) is None
+    assert (
+        admitting([FROM_WEB], SETS, replace(packet, source=None, destination=GUEST), None) is None
+    )
 
 
 def test_neither_what_resumes_nor_another_protocol_lets_a_new_flow_in() -> None:
