@@ -279,7 +279,7 @@ def service_manifest(  # noqa: PLR0913 - what a Service can say
 ) -> str:
     """`ports` are items of YAML, `ends` annotations such as `rtp: 10999`."""
     annotations = "".join(
-        f'    portrange.alpha.kubernetes.io/port-end-{pair.split(":")[0].strip()}:'
+        f"    portrange.alpha.kubernetes.io/port-end-{pair.split(':')[0].strip()}:"
         f' "{pair.split(":")[1].strip()}"\n'
         for pair in ends.split(",")
         if pair
@@ -292,4 +292,3 @@ def service_manifest(  # noqa: PLR0913 - what a Service can say
         + "".join(f"  {line}\n" for line in more.splitlines())
         + f"  ports:\n{listed}---\n"
     )
-
