@@ -350,7 +350,7 @@ class Keeper:
                 before=before,
                 links=kept.links,
                 unclaimed_stay=self._may_be_claimed(kept),
-                filters_stay=self._filters_stay,
+                filters_stay=self._filters_stay and not kept.leaving,
             )
             kept.known = namespace.known
             kept.standing = replace(

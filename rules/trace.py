@@ -193,7 +193,8 @@ def _judged(
     if not found:
         return f"; but no policy lets it {way}: it is dropped"
     whom = "" if incoming and packet.source is not None else " for some"
-    return f"; {' and '.join(sorted({one.owner for one in found}))} lets it {way}{whom}"
+    names = sorted({one.owner for one in found})
+    return f"; {' and '.join(names)} {'lets' if len(names) == 1 else 'let'} it {way}{whom}"
 
 
 def _to_port(rule: Rule, packet: Packet) -> int:

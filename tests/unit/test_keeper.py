@@ -813,7 +813,6 @@ def test_a_namespace_that_nobody_wants_is_cleared_of_filters_too() -> None:
     assert not house["blue"].held.table
 
 
-@pytest.mark.xfail(reason="filters stay in a namespace that is left while laws are not known")
 def test_what_nobody_wants_is_cleared_also_while_laws_are_not_known() -> None:
     """It is forgotten then, so nobody would ever come back to clear it."""
     house = House("blue")

@@ -279,7 +279,7 @@ def judged(what: str, sender: str | None = None, rules: list[Rule] | None = None
         (
             "tcp/25",
             "192.0.2.1",
-            "NetworkPolicy/default/all and NetworkPolicy/default/web lets it in",
+            "NetworkPolicy/default/all and NetworkPolicy/default/web let it in",
         ),
         ("udp/22", "192.0.2.1", "but no policy lets it in: it is dropped"),
         ("tcp/22", "127.0.0.1", ""),
