@@ -315,7 +315,7 @@ def test_explain_names_the_policy_or_says_that_there_is_none(town: Town, live: b
     )
     wanted = {
         (stranger, "tcp/80"): f"{WEB} lets it in",
-        (front, "tcp/85"): f"{TEAM} and {WEB} lets it in",
+        (front, "tcp/85"): f"{TEAM} and {WEB} let it in",
         (front6, "tcp/89"): f"{TEAM} lets it in",
         (stranger6, "tcp/89"): "but no policy lets it in: it is dropped",
         (stranger, "udp/53"): "but no policy lets it in: it is dropped",
