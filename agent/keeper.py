@@ -23,7 +23,7 @@ from agent.reconcile import Outcome, Wish, by_namespace, keep, wish_of
 from agent.sources.meaning import Tiding
 from agent.status import Change, Drift, Standing, State
 from rules.fences import Laws, fenced
-from rules.model import NODE, Machine, Surroundings
+from rules.model import NODE, Machine, Members, Surroundings
 from rules.plan import Plan, Table, order
 from rules.values import replace
 
@@ -37,6 +37,7 @@ Clock = Callable[[], float]
 Tell = Callable[[Iterable[object], Tiding, str], None]  # whom it concerns, what, in which words
 ROUNDS = 3  # of looks at once: what is found in one namespace is enforced in others
 NO_LAWS = Laws()
+NOBODY: Members = frozenset()
 UNKNOWN = (State.FAILING, State.REFUSED)  # so that what is in a namespace cannot be told
 
 
@@ -514,6 +515,10 @@ def _words(plan: Plan) -> str:
         "added": len(plan.add),
         "changed": len(plan.change),
         "removed": len(plan.remove) + len(plan.leftovers),
+        "addresses of peers": sum(
+            len(plan.sets.get(one, NOBODY) ^ plan.sets_before.get(one, NOBODY))
+            for one in {*plan.sets, *plan.sets_before}
+        ),
         "setting" if len(plan.sysctls) == 1 else "settings": len(plan.sysctls),
     }
     said = [f"{count} {word}" for word, count in counts.items() if count]

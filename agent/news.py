@@ -14,9 +14,10 @@ from agent.log import Log
 from agent.notify import Notifier
 from agent.sources.meaning import Meaning, Source, Tiding
 from agent.status import Policies, Standing, State, Status
-from rules.manifests.documents import POLICY
 from rules.problems import Problem
 from rules.values import replace
+
+INSTANCE = "VirtualMachineInstance/"  # where there are no files
 
 
 class News:
@@ -66,9 +67,9 @@ class News:
             if problem.file in meaning.held:
                 so = "the last good meaning of it goes on"
             elif problem.file in meaning.shut:
-                so = "until it is mended, no port of it is open"
-                if problem.file.startswith(f"{POLICY}/"):
-                    so = "until it is mended, it allows nothing to what it selects"
+                so = "until it is mended, its policies allow nothing to what they select"
+                if problem.file.startswith(INSTANCE):
+                    so = "until it is mended, no port of it is open"
             self._log.warning("bad manifest", problem=str(problem), so=so)
             conflict = problem.code in ("conflict", "pod-claimed-twice")
             tiding = Tiding.CONFLICT if conflict else Tiding.REJECTED

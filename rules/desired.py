@@ -58,6 +58,7 @@ def desire(
     kept: set[Rule] = set()
     notes: list[str] = []
     sets: dict[Peers, Members] = {}
+    behind: dict[str, dict[str, bool]] = {}  # each link, who must not say what he likes
     for machine in machines:
         masquerade = machine.masquerade
         if masquerade is None:
@@ -76,6 +77,7 @@ def desire(
         notes += [f"{owner}: {note}" for note in _notes(masquerade, surroundings)]
         for guest in masquerade.guests:
             place = _place(owner, guest, entry, masquerade, surroundings)
+            behind.setdefault(place.link, {})[owner] = machine.says is not None
             known, now[place] = before.get(place, {}), {}
             wanted = _rules(masquerade, place, known, now[place])
             if place.family not in families:
@@ -88,6 +90,7 @@ def desire(
                 sysctls.update(_sysctls(place.family, place.link if lets_in else None))
             if not there:
                 notes.append(f"{owner}: no link leads to the guest {guest.address} yet")
+    rules.update(rule for link, whose in behind.items() for rule in _bars(link, whose))
     if made is not None:
         made.clear()
         made.update(now)
@@ -122,6 +125,15 @@ def _fences(machine: Machine, owner: str, guest: Address) -> Iterator[Rule]:
                     peers=grant.peers,
                     accepts=True,
                 )
+
+
+def _bars(link: str, whose: Mapping[str, bool]) -> Iterator[Rule]:
+    """What a guest says under another address than its own is not accepted either: a guest can give
+    itself any. Not where one is behind the same link who may say what he likes."""
+    if all(whose.values()) and is_link_name(link):
+        owner = label(",".join(sorted(whose)))
+        for family in Family:
+            yield Rule(chain=Chain.FORWARD, family=family, owner=owner, interface=link)
 
 
 def _named(sets: Mapping[Peers, Members], rules: Iterable[Rule]) -> Mapping[Peers, Members]:

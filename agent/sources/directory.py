@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 
-from agent.sources.files import Text, content, is_manifest, label, laws_of, understood
+from agent.sources.files import Text, content, file_of, is_manifest, label, laws_of, understood
 from agent.sources.meaning import Enough, Meaning, Progress, Tiding
 from agent.sources.settled import settle
 from agent.sources.store import Store
@@ -224,10 +224,12 @@ class Directory:
             for file, said in settled.meanings.items()
             if file not in settled.held or file in self._meanings
         }
+        shut = list(self._shut())
         return Meaning(
             machines=settled.machines,
             services=settled.services,
-            laws=laws_of([*settled.others, *self._shut()]),
+            laws=laws_of([*settled.others, *shut]),
+            shut=tuple(sorted({file_of(one) for one in shut})),
             problems=(
                 *(problem for file in files.values() for problem in file.says.problems),
                 *settled.problems,
@@ -246,13 +248,16 @@ class Directory:
     def _shut(self) -> Iterator[NetworkPolicy | Namespace]:
         """What is left of files that mean nothing, as they cannot be understood or quarrel with
         others, and never meant anything: policies that select, and allow nothing, and namespaces
-        whose labels nobody knows."""
+        whose labels nobody knows. So with policies that are new in a file which means what it meant
+        before."""
         for file in self._files.values():
-            if file.says.file not in self._meanings:
+            meant = self._meanings.get(file.says.file)
+            if meant is None or file.says.problems:
+                known = {str(one) for one in meant or ()}
                 for one in file.says.others:
-                    if isinstance(one, NetworkPolicy):
+                    if isinstance(one, NetworkPolicy) and str(one) not in known:
                         yield one if one.broken else one.shut()
-                    elif isinstance(one, Namespace):
+                    elif isinstance(one, Namespace) and str(one) not in known:
                         yield replace(one, labels=None)
 
 

@@ -331,6 +331,20 @@ def test_a_policy_that_turns_bad_goes_on_also_in_the_next_run(seen: Seen, text: 
     assert laws(seen.read()) == ["web 82"]
 
 
+def test_a_bad_policy_that_is_new_in_a_file_closes_beside_what_the_file_meant(seen: Seen) -> None:
+    """What went on before is for who was there before."""
+    path = seen.write("a.yaml", policy("other", "443"))
+    assert laws(seen.read()) == ["other 443"]
+    path.write_text(policy("other", "444") + policy("web", "0"))
+    for _ in range(2):
+        meaning = seen.read()
+        assert laws(meaning) == ["other 443", "web broken"]
+        assert (meaning.held, meaning.shut) == ((str(path),), (str(path),))
+        seen.restart()
+    path.write_text(policy("other", "444") + policy("web", "80"))
+    assert laws(seen.read()) == ["other 444", "web 80"]
+
+
 @pytest.mark.parametrize(
     "text",
     [policy("web", "0"), policy() + manifest("blue", "22").replace("start: 22", "start: 0")],

@@ -449,7 +449,7 @@ def test_owners_of_rules_are_the_policies_and_of_guards_the_machine() -> None:
     assert {rule.owner for rule in found if rule.guards or rule.resumes} == {vm().owner}
 
 
-def test_a_fence_is_three_kinds_of_rules_in_each_family() -> None:
+def test_a_fence_is_four_kinds_of_rules_in_each_family() -> None:
     found = filters(policy(FRIENDS + ", egress: [{ports: [{protocol: UDP}]}]"))
     for family, guest in ((Family.IP, V4), (Family.IP6, V6)):
         here = {rule for rule in found if rule.family is family}
@@ -460,6 +460,7 @@ def test_a_fence_is_three_kinds_of_rules_in_each_family() -> None:
             replace(plain, accepts=True),
             replace(plain, destination=guest),
             replace(plain, source=guest),
+            replace(plain, interface="k6t-eth0"),
             replace(gate, destination=guest, protocol=TCP, ports=ports("80"), peers=peers),
             replace(gate, source=guest, protocol=UDP, ports=ALL_PORTS),
         }
