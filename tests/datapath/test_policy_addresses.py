@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_it_is_silent_under_every_address(lab: tuple[Net, Node]) -> None:
     node.save("vm.yaml", vm_manifest(made.vms[0], "80"))
     with node.running() as daemon:
         assert daemon.is_in("in sync", made.vms[0].pod)
-        assert [s for s in ADDRESSES if not eventually(lambda s=s: arrives(made, s))] == []
+        assert [s for s in ADDRESSES if not eventually(partial(arrives, made, s))] == []
         node.save("policy.yaml", POLICY)
         assert eventually(lambda: daemon.status()["policies"]["count"] == 1)
         assert eventually(lambda: not arrives(made, ADDRESSES[0]))
