@@ -248,7 +248,7 @@ def test_what_is_no_service_is_left_as_it_is() -> None:
 
 
 def test_what_does_not_concern_us_makes_no_difference() -> None:
-    other = service(version=9, internalTrafficPolicy="Cluster", clusterIP="10.96.0.9")
+    other = service(version=9, ipFamilies=["IPv4"], clusterIP="10.96.0.9")
     other["status"]["conditions"] = [{"type": "x"}]
     told, again = heard(trimmed(service())), heard(trimmed(listed(other)))
     assert told
