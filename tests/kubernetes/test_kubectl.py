@@ -300,7 +300,7 @@ def test_whoever_lacks_a_right_is_told_which(
         ["plan", "web", "-o", "yaml"],
         ["plan", "../../../../api/v1/secrets"],
         ["status", "web", "-n", "a/b"],
-        ["explain", "web", "sctp/1"],
+        ["explain", "web", "icmp/1"],
         ["explain", "web", "tcp/80", "--from", "here"],
         ["status", "web", "--context"],
     ],
