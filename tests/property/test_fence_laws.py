@@ -149,7 +149,7 @@ def judged(desired: Desired, packet: Packet) -> list[Rule] | None:
 # --------------------------------------------------------------------------------------- verdicts
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(worlds(), subjects)
 def test_every_packet_is_judged_as_the_documentation_says(world: World, pod: Pod) -> None:
     desired = wanted(world, pod)
@@ -259,7 +259,7 @@ def is_meant(world: World, own: str, rule: Any, whose: Pod) -> bool:
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(worlds(), subjects, pods, st.booleans())
 def test_who_comes_or_goes_changes_sets_and_no_rule(
     world: World, pod: Pod, party: Pod, plain: bool
@@ -528,7 +528,7 @@ HARM: dict[str, Callable[[ListedTable], None]] = {
 }
 
 
-@settings(max_examples=300)
+@settings(max_examples=50)
 @given(
     st.lists(desireds, min_size=1, max_size=2),
     desireds,
@@ -604,7 +604,7 @@ def test_a_mutilated_set_is_not_ours_or_another_that_says_what_it_holds(
 OWN: set[Address] = {ip_address("10.0.0.1"), ip_address("fd00::1")}
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(
     worlds(),
     subjects,

@@ -264,7 +264,7 @@ def all_passing(known: Register, pod: Pod) -> set[Packet]:
 # --------------------------------------------------------------------------------------------- laws
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(worlds(), subjects)
 def test_every_packet_is_judged_as_the_documentation_says(world: World, pod: Pod) -> None:
     known = isolations(register(world), pod)
@@ -409,14 +409,14 @@ def allowances(draw: st.DrawFn) -> Allowance:
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(st.lists(allowances(), max_size=9))
 def test_the_fewest_allowances_allow_exactly_the_same(some: list[Allowance]) -> None:
     asked = corners(some)
     assert verdicts(fewest(some), asked) == verdicts(some, asked)
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(st.lists(allowances(), max_size=9))
 def test_none_of_the_fewest_can_be_left_out(some: list[Allowance]) -> None:
     made = fewest(some)
@@ -496,7 +496,7 @@ def check(document: object) -> None:
             assert () in (policy.ingress, policy.egress)
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(policies("p"), st.data())
 def test_a_mutilated_policy_is_whole_or_closes(policy: dict[str, Any], data: st.DataObject) -> None:
     document = policy | {"spec": data.draw(mutilated(policy["spec"]))}
@@ -509,7 +509,7 @@ def test_a_mutilated_policy_is_whole_or_closes(policy: dict[str, Any], data: st.
         assert made.selector == Selector()
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(policies("p"), st.data())
 def test_whatever_is_written_is_answered(policy: dict[str, Any], data: st.DataObject) -> None:
     check(data.draw(mutilated(policy)))
