@@ -8,7 +8,7 @@ from threading import Lock
 from agent.sources import api
 from agent.sources.api import Listed
 from agent.sources.parties import Choice, Wanted, pod
-from agent.sources.services import mapping
+from agent.sources.told import mapping
 from rules.policies import Labels
 from rules.services import Pod
 

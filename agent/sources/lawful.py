@@ -16,7 +16,8 @@ from agent.sources.crowd import Crowd
 from agent.sources.listening import FROM_CACHE, Clock, Listener, Shelf, Subject, Taker, troubles
 from agent.sources.meaning import Progress
 from agent.sources.parties import NAMESPACES, PODS, Alike, Home, Wanted, Wards
-from agent.sources.policies import Told, understood
+from agent.sources.policies import understood
+from agent.sources.told import Told
 from agent.sources.vmis import Reference
 from rules.fences import Laws
 from rules.model import Machine

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from ipaddress import ip_address
 from typing import TypeVar
 
-from agent.sources.services import mapping, mappings, some
+from agent.sources.told import mapping, mappings, some
 from agent.sources.vmis import FINAL, Object
 from rules.manifests.metadata import is_elsewhere
 from rules.model import Address, Machine, Protocol

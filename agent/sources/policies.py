@@ -3,50 +3,18 @@
 What cannot be understood still selects, and allows nothing: it was written to close.
 """
 
-import json
 from collections.abc import Mapping
 
-from agent.sources.services import IDENTITY, mapping, some
-from agent.sources.vmis import Object, Reference, decoded
+from agent.sources.told import IDENTITY, Told, named, some
+from agent.sources.vmis import Object, decoded
 from rules.manifests import read
 from rules.policies import NetworkPolicy, Selector
 from rules.problems import Problem
-from rules.values import Value, replace
+from rules.values import replace
 
 API, KIND = "networking.k8s.io/v1", "NetworkPolicy"
 PATH = f"/apis/{API}/networkpolicies"
 MOST_PORTS = 4096  # of one rule: all policies of a cluster share the memory of every node
-
-
-class Told(Value, kw_only=True):
-    """One policy, as last heard of."""
-
-    namespace: str
-    name: str
-    uid: str
-    version: str  # of the object
-    text: str  # what it says, as JSON; the same as long as nothing of it changes
-
-    @property
-    def label(self) -> str:
-        """Its name in messages, as that of the policy that it declares."""
-        return f"{KIND}/{self.namespace}/{self.name}"
-
-    @property
-    def content(self) -> tuple[str, str]:
-        """By which it is told whether there is something new in it."""
-        return self.uid, self.text
-
-    @property
-    def reference(self) -> Reference:
-        return Reference(
-            namespace=self.namespace,
-            name=self.name,
-            uid=self.uid,
-            resource_version=self.version,
-            api_version=API,
-            kind=KIND,
-        )
 
 
 def trimmed(thing: Object) -> Object:
@@ -65,19 +33,7 @@ def trimmed(thing: Object) -> Object:
 
 def heard(thing: Mapping[str, object]) -> Told | None:
     """The policy that a trimmed object is; None where it is none that could be named."""
-    metadata = dict(mapping(thing, "metadata"))
-    version = metadata.pop("resourceVersion", "")
-    names = [metadata.get(key) for key in ("namespace", "name", "uid")]
-    if not all(isinstance(one, str) and one for one in names):
-        return None
-    namespace, name, uid = map(str, names)
-    return Told(
-        namespace=namespace,
-        name=name,
-        uid=uid,
-        version=str(version),
-        text=json.dumps({**thing, "metadata": metadata}, sort_keys=True, separators=(",", ":")),
-    )
+    return named(thing, API, KIND)
 
 
 def understood(told: Told) -> tuple[NetworkPolicy, tuple[Problem, ...]]:

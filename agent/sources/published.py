@@ -15,8 +15,9 @@ from agent.sources import services, slices
 from agent.sources.api import Api
 from agent.sources.listening import FROM_CACHE, Clock, Listener, Shelf, Subject, troubles
 from agent.sources.meaning import Progress
-from agent.sources.services import Told, plain, understood
+from agent.sources.services import plain, understood
 from agent.sources.slices import Slice, endpoints, selector
+from agent.sources.told import Told
 from agent.sources.vmis import Reference
 from rules.problems import Problem
 from rules.services import Endpoint, Service
@@ -122,7 +123,7 @@ class Published:
         if not self._listener.listed:
             return
         with self._turn:
-            names = frozenset(one.name for one in self._shelf.things.values() if one.ranged)
+            names = frozenset(one.name for one in self._shelf.things.values() if one.annotated)
         newest = self._relief or self._backs
         now = self._clock()
         self.due = None
@@ -245,7 +246,7 @@ class Published:
             self._known[label] = known if known.told is told else replace(known, told=told)
             if known.service is not None:
                 self._good[label] = told.uid, known.service
-            elif told.ranged and label in good and good[label][0] == told.uid:
+            elif told.annotated and label in good and good[label][0] == told.uid:
                 self._good[label] = good[label]
 
     def _viewed(self, behind: Iterable[Slice], names: frozenset[str]) -> View:
@@ -266,6 +267,6 @@ class Published:
         now, is what it is to kube-proxy: nothing else was ever published of it."""
         told = known.told
         good = self._good.get(told.label)
-        if good is None or (told.ranged and told.name not in names):
+        if good is None or (told.annotated and told.name not in names):
             return plain(told)
         return good[1]

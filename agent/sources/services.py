@@ -4,22 +4,21 @@ the others what they hold of every node, which no range may take. Pure.
 A cluster has thousands; of one that has neither, no more is left than its name.
 """
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from agent.sources.vmis import Object, Reference, decoded
+from agent.sources.told import IDENTITY, Told, mapping, mappings, named, some
+from agent.sources.vmis import Object, decoded
 from rules.manifests import read
 from rules.manifests.metadata import ENDS_PREFIX, PREFIX
 from rules.manifests.service import HEADLESS
 from rules.problems import Problem
 from rules.services import Service
-from rules.values import Value, replace
+from rules.values import replace
 
 API, KIND = "v1", "Service"
 PATH = "/api/v1/services"
 MOST_PORTS = 1024  # of one Service: all share the node's memory
 
-IDENTITY = ("namespace", "name", "uid", "resourceVersion")
 _HELD = ("name", "protocol", "port", "nodePort")
 _PORT = (*_HELD, "targetPort")
 _AFFINITY = ("sessionAffinity", "sessionAffinityConfig")
@@ -27,38 +26,6 @@ _PLACE = ("type", "externalIPs", "externalName", "allocateLoadBalancerNodePorts"
 _LIMITS = ("externalTrafficPolicy", "loadBalancerSourceRanges")
 _SPEC = (*_PLACE, "selector", *_AFFINITY, *_LIMITS)
 _PROXY = "Proxy"  # to such an address of a load balancer no packet ever comes
-
-
-class Told(Value, kw_only=True):
-    """One Service, as last heard of."""
-
-    namespace: str
-    name: str
-    uid: str
-    version: str  # of the object
-    text: str  # what concerns us, as JSON; the same as long as nothing of it changes
-    ranged: bool  # whether an annotation of ours is on it, be it misspelt
-
-    @property
-    def label(self) -> str:
-        """Its name in messages, as that of the Service that it declares."""
-        return f"{KIND}/{self.namespace}/{self.name}"
-
-    @property
-    def content(self) -> tuple[str, str]:
-        """By which it is told whether there is something new in it."""
-        return self.uid, self.text
-
-    @property
-    def reference(self) -> Reference:
-        return Reference(
-            namespace=self.namespace,
-            name=self.name,
-            uid=self.uid,
-            resource_version=self.version,
-            api_version=API,
-            kind=KIND,
-        )
 
 
 def trimmed(thing: Object) -> Object:
@@ -95,20 +62,7 @@ def trimmed(thing: Object) -> Object:
 
 def heard(thing: Mapping[str, object]) -> Told | None:
     """The Service that a trimmed object is; None where it is none that concerns us."""
-    metadata = dict(mapping(thing, "metadata"))
-    version = metadata.pop("resourceVersion", "")
-    names = [metadata.get(key) for key in ("namespace", "name", "uid")]
-    if "spec" not in thing or not all(isinstance(one, str) and one for one in names):
-        return None
-    namespace, name, uid = map(str, names)
-    return Told(
-        namespace=namespace,
-        name=name,
-        uid=uid,
-        version=str(version),
-        text=json.dumps({**thing, "metadata": metadata}, sort_keys=True, separators=(",", ":")),
-        ranged=bool(mapping(metadata, "annotations")),
-    )
+    return named(thing, API, KIND) if "spec" in thing else None
 
 
 def understood(told: Told) -> tuple[Service | None, tuple[Problem, ...]]:
@@ -129,23 +83,6 @@ def _read(told: Told, document: Object) -> tuple[Service | None, tuple[Problem, 
     for service in reading.services:
         return replace(service, origin=f"{told.label}:0"), problems
     return None, problems
-
-
-def mapping(thing: Mapping[str, object], key: str) -> Mapping[str, object]:
-    """What is at a key, if it is a mapping."""
-    value = thing.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def mappings(thing: Mapping[str, object], key: str) -> list[Object]:
-    """The mappings in the list at a key."""
-    value = thing.get(key)
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-def some(thing: Mapping[str, object], keys: Iterable[str]) -> Object:
-    """What is at these keys, as far as they are there."""
-    return {key: thing[key] for key in keys if key in thing}
 
 
 def _concerns_us(key: str) -> bool:

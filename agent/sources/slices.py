@@ -5,8 +5,8 @@ those it names, as with kube-proxy, and what that makes of the Service's ports. 
 from collections.abc import Collection, Iterable, Mapping
 from ipaddress import ip_address
 
-from agent.sources.services import IDENTITY, mapping, mappings, some
 from agent.sources.services import KIND as SERVICE
+from agent.sources.told import IDENTITY, mapping, mappings, some
 from agent.sources.vmis import Object
 from rules.manifests.metadata import is_elsewhere
 from rules.model import Address, Protocol

@@ -201,7 +201,7 @@ def test_of_another_what_it_holds_of_a_node_is_left() -> None:
     }
     found = heard(told)
     assert found
-    assert not found.ranged
+    assert not found.annotated
     [port] = meant(service(end=None)).ports
     assert (port.node_ports, port.ranged) == (PortRange(30100, 30100), False)
     inside: Json = {"type": "LoadBalancer", "allocateLoadBalancerNodePorts": False}
@@ -264,7 +264,7 @@ def test_what_does_not_concern_us_makes_no_difference() -> None:
 def test_a_service_without_its_ranges_is_what_others_see() -> None:
     told = heard(trimmed(service(end="9")))
     assert told
-    assert told.ranged
+    assert told.annotated
     found, [problem] = understood(told)
     assert found is None
     assert (problem.file, problem.line, problem.code) == ("Service/ns/web", 0, "end-before-start")

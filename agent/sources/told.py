@@ -1,0 +1,80 @@
+"""An object as an API server tells of it: who it is, and what of it concerns us. Pure."""
+
+import json
+from collections.abc import Iterable, Mapping
+
+from agent.sources.vmis import Object, Reference
+from rules.values import Value
+
+IDENTITY = ("namespace", "name", "uid", "resourceVersion")
+
+
+class Told(Value, kw_only=True):
+    """One object, as last heard of."""
+
+    api: str
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+    version: str  # of the object
+    text: str  # what concerns us, as JSON; the same as long as nothing of it changes
+    annotated: bool  # whether an annotation of ours is on it, be it misspelt
+
+    @property
+    def label(self) -> str:
+        """Its name in messages, as that of what it declares."""
+        return f"{self.kind}/{self.namespace}/{self.name}"
+
+    @property
+    def content(self) -> tuple[str, str]:
+        """By which it is told whether there is something new in it."""
+        return self.uid, self.text
+
+    @property
+    def reference(self) -> Reference:
+        return Reference(
+            namespace=self.namespace,
+            name=self.name,
+            uid=self.uid,
+            resource_version=self.version,
+            api_version=self.api,
+            kind=self.kind,
+        )
+
+
+def named(thing: Mapping[str, object], api: str, kind: str) -> Told | None:
+    """What a trimmed object of that kind is; None where it is none that could be named."""
+    metadata = dict(mapping(thing, "metadata"))
+    version = metadata.pop("resourceVersion", "")
+    names = [metadata.get(key) for key in ("namespace", "name", "uid")]
+    if not all(isinstance(one, str) and one for one in names):
+        return None
+    namespace, name, uid = map(str, names)
+    return Told(
+        api=api,
+        kind=kind,
+        namespace=namespace,
+        name=name,
+        uid=uid,
+        version=str(version),
+        text=json.dumps({**thing, "metadata": metadata}, sort_keys=True, separators=(",", ":")),
+        annotated=bool(mapping(metadata, "annotations")),
+    )
+
+
+def mapping(thing: Mapping[str, object], key: str) -> Mapping[str, object]:
+    """What is at a key, if it is a mapping."""
+    value = thing.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def mappings(thing: Mapping[str, object], key: str) -> list[Object]:
+    """The mappings in the list at a key."""
+    value = thing.get(key)
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def some(thing: Mapping[str, object], keys: Iterable[str]) -> Object:
+    """What is at these keys, as far as they are there."""
+    return {key: thing[key] for key in keys if key in thing}
