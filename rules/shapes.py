@@ -12,6 +12,7 @@ from functools import cached_property
 from rules.model import Live, Lookup, Observed, Rule, Share
 
 FEW, MANY = 4, 8
+PORTS = "/ports"  # how the names of maps from port to port end
 
 
 class Lives(tuple[Live, ...]):
@@ -115,7 +116,7 @@ def _share(share: Share | None) -> str:
 
 def port_name(lookup: Lookup) -> str:
     """What its other map is called, from port to port, where it takes one."""
-    return f"{name(lookup)}/ports"
+    return f"{name(lookup)}{PORTS}"
 
 
 def spot(live: Live) -> object:
