@@ -4,11 +4,9 @@ to them is undone, and an address that comes or goes touches no rule."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from ipaddress import ip_address, ip_network
 from itertools import product
@@ -17,7 +15,6 @@ from typing import Any
 import pytest
 
 from agent.errors import Stale
-from agent.kernel.kinds import Known, Namespace
 from agent.kernel.netns import inside, opened
 from agent.kernel.nftables import generation_of, netlink
 from agent.reconcile import converge
@@ -36,10 +33,9 @@ from rules.model import (
     Protocol,
     Rule,
 )
-from rules.nft import commands
 from rules.nft_batch import can_write
 from rules.nft_foreseen import carried_out
-from rules.nft_script import script, statement
+from rules.nft_script import statement
 from rules.nft_sets import Join, Leave
 from rules.nft_steps import in_turn, steps
 from rules.plan import Plan, Table, diff
@@ -47,7 +43,18 @@ from rules.policies import collapsed
 from rules.ports import PortRange
 from rules.services import Pod
 from rules.values import replace
-from tests.spaces import NFTABLES, SURROUNDINGS, kernel, nft, observed, space, using, vm, within
+from tests.netns import written
+from tests.netns.written import (
+    Three,
+    assert_as_foreseen,
+    by_bytes,
+    by_commands,
+    by_script,
+    entered,
+    identity,
+    listing,
+)
+from tests.spaces import NFTABLES, SURROUNDINGS, nft, observed, using, vm, within
 from tests.unit.test_policies import policy
 
 GUESTS = {Family.IP: ip_address("10.0.2.2"), Family.IP6: ip_address("fd10:0:2::2")}
@@ -62,28 +69,9 @@ def backend() -> Iterator[str]:
         yield asked_for
 
 
-@pytest.fixture(scope="module")
-def spaces() -> Iterator[tuple[str, str, str]]:
-    with space() as one, space() as two, space() as three:
-        yield one, two, three
-
-
 @pytest.fixture
-def three(spaces: tuple[str, str, str]) -> tuple[str, str, str]:
-    for one in spaces:
-        nft(one, "flush ruleset")
-    return spaces
-
-
-@pytest.fixture
-def netns(three: tuple[str, str, str]) -> str:
+def netns(three: Three) -> str:
     return three[0]
-
-
-@contextmanager
-def entered(netns: str, known: Known | None = None) -> Iterator[Namespace]:
-    with kernel(NFTABLES).opened(netns, known) as namespace:
-        yield namespace
 
 
 # ----------------------------------------------------------------------------------- what is wanted
@@ -161,58 +149,10 @@ def assert_guards_come_last(netns: str) -> None:
     assert verdicts == sorted(verdicts)
 
 
-def listing(netns: str) -> list[str]:
-    """As nft tells it, whatever order rules were written in."""
-    return sorted(within(netns, "nft", "list", "ruleset").splitlines())
-
-
-def assert_as_foreseen(netns: str, namespace: Namespace) -> None:
-    """What is known without a look is what another finds who looks."""
-    assert namespace.known is not None
-    generation, known = namespace.known
-    with entered(netns) as another:
-        found = another.observe()
-        assert generation == another.generation
-    assert Counter(map(identity, known.live)) == Counter(map(identity, found.live))
-    for key in ("foreign", "chains", "table", "unsound", "mapped", "sets"):
-        assert getattr(known, key) == getattr(found, key)
-
-
-def identity(live: Live) -> tuple[Rule, int]:
-    return live.rule, live.handle
-
-
-def by_bytes(netns: str, desired: Desired) -> None:
-    """As the agent does it, and no look is needed to know what there is then."""
-    with entered(netns) as namespace:
-        plan = diff(netns, desired, namespace.observe())
-        assert can_write(steps(plan))
-        namespace.commit(plan)
-        assert_as_foreseen(netns, namespace)
-
-
-def by_commands(netns: str, desired: Desired) -> None:
-    """As libnftables is told it."""
-    for part in in_turn(diff(netns, desired, observed(netns))):
-        within(netns, "nft", "-j", "-f", "-", stdin=json.dumps({"nftables": commands(part)}))
-
-
-def by_script(netns: str, desired: Desired) -> None:
-    """As a person would do it who was shown the plan."""
-    text = script(diff(netns, desired, observed(netns)))
-    within(netns, "nft", "-c", "-f", "-", stdin=text)
-    nft(netns, text)
-
-
-def assert_all_alike(three: tuple[str, str, str], desired: Desired) -> None:
+def assert_all_alike(three: Three, desired: Desired) -> None:
     """Whoever writes it, the same is there afterwards, and that which is wanted."""
-    by_bytes(three[0], desired)
-    by_commands(three[1], desired)
-    by_script(three[2], desired)
-    for netns in three:
-        assert_holds(netns, desired)
-    one, two, other = map(listing, three)
-    assert one == two == other
+    assert can_write(steps(diff(three[0], desired, observed(three[0]))))
+    written.assert_all_alike(three, desired, lambda netns: assert_holds(netns, desired))
 
 
 def generation(netns: str) -> int:
@@ -257,16 +197,14 @@ SHAPES: dict[str, Desired] = {
 
 
 @pytest.mark.parametrize("desired", SHAPES.values(), ids=SHAPES)
-def test_every_shape_is_found_again_however_it_is_written(
-    three: tuple[str, str, str], desired: Desired
-) -> None:
+def test_every_shape_is_found_again_however_it_is_written(three: Three, desired: Desired) -> None:
     assert_all_alike(three, desired)
     for netns in three:
         with entered(netns) as namespace:
             assert converge(netns, desired, namespace) == Plan(netns=netns)
 
 
-def test_a_thousand_members_of_each_family_take_one_commit(three: tuple[str, str, str]) -> None:
+def test_a_thousand_members_of_each_family_take_one_commit(three: Three) -> None:
     """More than a message holds."""
     far = [f"10.{i >> 8}.{i & 255}.1/32" for i in range(1000)]
     far += [f"fd00::{i:x}:1/128" for i in range(1000)]
@@ -276,7 +214,7 @@ def test_a_thousand_members_of_each_family_take_one_commit(three: tuple[str, str
     assert_all_alike(three, nobody)
 
 
-def test_what_policies_say_is_found_again(three: tuple[str, str, str]) -> None:
+def test_what_policies_say_is_found_again(three: Three) -> None:
     """From manifests, with two machines of one namespace."""
     spec = (
         "ingress: [{from: [{podSelector: {matchLabels: {app: web}}}, {ipBlock: {cidr: 10.0.0.0/8,"
@@ -330,7 +268,7 @@ LIFE: list[Desired] = [
 
 
 def test_a_fence_lives_through_everything_however_it_is_written(
-    three: tuple[str, str, str],
+    three: Three,
 ) -> None:
     for desired in LIFE:
         assert_all_alike(three, desired)

@@ -4,11 +4,8 @@ another finds who looks, and what a stranger does to them is undone."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from ipaddress import ip_address
 from itertools import product
@@ -16,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from agent.kernel.kinds import Known, Namespace
 from agent.reconcile import converge
 from rules.model import (
     OWN,
@@ -31,17 +27,23 @@ from rules.model import (
     Rule,
     Share,
 )
-from rules.nft import commands
-from rules.nft_batch import MOST_ECHOED, can_write
-from rules.nft_script import script
-from rules.nft_steps import AddLookup, AddRule, Step, in_turn, steps
+from rules.nft_batch import can_write
+from rules.nft_steps import steps
 from rules.plan import Plan, Table, diff
 from rules.ports import PortRange
 from rules.publish import Publishing, desire_node
-from rules.shapes import lives, lookup_of, name, port_name
+from rules.shapes import lookup_of, name, port_name
 from rules.values import replace
+from tests.netns import written
 from tests.netns.arenas import NftablesArena
-from tests.spaces import NFTABLES, kernel, nft, observed, space, using, within
+from tests.netns.written import (
+    Three,
+    assert_as_foreseen,
+    by_bytes,
+    by_script,
+    entered,
+)
+from tests.spaces import NFTABLES, nft, observed, using, within
 from tests.unit.test_publish import face, node
 
 VIPS = {Family.IP: "203.0.113.7", Family.IP6: "2001:db8:9::7"}
@@ -57,28 +59,9 @@ def backend() -> Iterator[str]:
         yield asked_for
 
 
-@pytest.fixture(scope="module")
-def spaces() -> Iterator[tuple[str, str, str]]:
-    with space() as one, space() as two, space() as three:
-        yield one, two, three
-
-
 @pytest.fixture
-def three(spaces: tuple[str, str, str]) -> tuple[str, str, str]:
-    for one in spaces:
-        nft(one, "flush ruleset")
-    return spaces
-
-
-@pytest.fixture
-def netns(three: tuple[str, str, str]) -> str:
+def netns(three: Three) -> str:
     return three[0]
-
-
-@contextmanager
-def entered(netns: str, known: Known | None = None) -> Iterator[Namespace]:
-    with kernel(NFTABLES).opened(netns, known) as namespace:
-        yield namespace
 
 
 def want(rules: Sequence[Rule] | frozenset[Rule]) -> Desired:
@@ -102,69 +85,9 @@ def assert_holds(netns: str, rules: Sequence[Rule] | frozenset[Rule]) -> None:
     assert diff(netns, want(rules), seen).empty
 
 
-def listing(netns: str) -> list[str]:
-    """As nft tells it, with what the kernel makes of each rule, whatever order they came in: that
-    a flow has one number wherever it is counted is not to be seen otherwise."""
-    told = within(netns, "nft", "--debug=netlink", "list", "ruleset").splitlines()
-    nameless = (re.sub(r"__(set|map)\d+", r"__\1", line) for line in told)
-    handles, ends = "inet portranger ", "\telement "  # libnftables gives a map an end at 0
-    return sorted(line for line in nameless if not line.startswith((handles, ends)))
-
-
-def assert_as_predicted(netns: str, namespace: Namespace) -> None:
-    """What is known without a look is what another finds who looks."""
-    assert namespace.known is not None
-    generation, known = namespace.known
-    with entered(netns) as another:
-        found = another.observe()
-        assert generation == another.generation
-    assert Counter((one.rule, one.handle) for one in known.live) == Counter(
-        (one.rule, one.handle) for one in found.live
-    )
-    for key in ("foreign", "chains", "table", "unsound", "mapped"):
-        assert getattr(known, key) == getattr(found, key)
-    assert +lives(known).weights == +lives(found).weights
-
-
-def by_bytes(netns: str, rules: frozenset[Rule]) -> None:
-    """As the agent does it, and no look is needed to know what there is then."""
-    with entered(netns) as namespace:
-        plan = diff(netns, want(rules), namespace.observe())
-        namespace.commit(plan)
-        if all(map(is_told, in_turn(plan))):
-            assert_as_predicted(netns, namespace)
-        else:
-            assert namespace.known is None
-
-
-def is_told(part: Sequence[Step]) -> bool:
-    """Whether handles are told: libnftables tells none, nor does the kernel of very many rules."""
-    made = sum(isinstance(step, AddRule | AddLookup) for step in part)
-    return can_write(part) and made <= MOST_ECHOED
-
-
-def by_commands(netns: str, rules: frozenset[Rule]) -> None:
-    """As libnftables is told it."""
-    for part in in_turn(diff(netns, want(rules), observed(netns))):
-        within(netns, "nft", "-j", "-f", "-", stdin=json.dumps({"nftables": commands(part)}))
-
-
-def by_script(netns: str, rules: frozenset[Rule]) -> None:
-    """As a person would do it who was shown the plan."""
-    text = script(diff(netns, want(rules), observed(netns)))
-    within(netns, "nft", "-c", "-f", "-", stdin=text)
-    nft(netns, text)
-
-
-def assert_all_alike(three: tuple[str, str, str], rules: frozenset[Rule]) -> None:
+def assert_all_alike(three: Three, rules: frozenset[Rule]) -> None:
     """Whoever writes the rules, the same are there afterwards, and those that are wanted."""
-    by_bytes(three[0], rules)
-    by_commands(three[1], rules)
-    by_script(three[2], rules)
-    for netns in three:
-        assert_holds(netns, rules)
-    one, two, other = map(listing, three)
-    assert one == two == other
+    written.assert_all_alike(three, want(rules), lambda netns: assert_holds(netns, rules))
 
 
 # ------------------------------------------------------------------------------ all combinations
@@ -210,7 +133,7 @@ def shown(  # noqa: PLR0913 - all that makes a difference
     ids=["one", "two", "two, sticky", "three", "three, sticky"],
 )
 def test_every_combination_is_found_again_however_it_is_written(
-    three: tuple[str, str, str], endpoints: int, sticky: bool, shifted: bool, spans: list[str]
+    three: Three, endpoints: int, sticky: bool, shifted: bool, spans: list[str]
 ) -> None:
     """Of every protocol and family, at the node's own addresses and at another."""
     made = partial(shown, spans, endpoints=endpoints, sticky=sticky, shifted=shifted)
@@ -218,13 +141,13 @@ def test_every_combination_is_found_again_however_it_is_written(
     for family, own in product(Family, [True, False]):
         for protocol in Protocol:
             rules |= made(protocol=protocol, family=family, own=own)
-        by_bytes(three[0], rules)
+        by_bytes(three[0], want(rules))
     assert len(rules) == 2 * 12 * endpoints * len(spans)
     assert_all_alike(three, rules)
     assert can_write(steps(diff(three[0], want(rules), Observed(mapped={})))) is not sticky
 
 
-def test_all_combinations_live_beside_each_other(three: tuple[str, str, str]) -> None:
+def test_all_combinations_live_beside_each_other(three: Three) -> None:
     rules: set[Rule] = set()
     first = 1000
     for family, protocol, own, endpoints, sticky, shifted in product(
@@ -304,9 +227,7 @@ ODD: dict[str, list[Rule]] = {
 
 
 @pytest.mark.parametrize("rules", ODD.values(), ids=ODD)
-def test_odd_ones_are_found_again_however_they_are_written(
-    three: tuple[str, str, str], rules: list[Rule]
-) -> None:
+def test_odd_ones_are_found_again_however_they_are_written(three: Three, rules: list[Rule]) -> None:
     assert_all_alike(three, frozenset(rules))
 
 
@@ -334,12 +255,12 @@ WAYS: frozenset[Rule] = frozenset(
 )
 
 
-def test_detours_are_found_again_and_told_apart(three: tuple[str, str, str]) -> None:
+def test_detours_are_found_again_and_told_apart(three: Three) -> None:
     assert len(WAYS) == 24
     assert_all_alike(three, WAYS)
 
 
-def test_a_node_with_links_and_other_nodes_is_found_again(three: tuple[str, str, str]) -> None:
+def test_a_node_with_links_and_other_nodes_is_found_again(three: Three) -> None:
     """As it comes from Services: with one endpoint elsewhere, with two, with none."""
     for away in (["10.1.0.13 away"], ["10.1.0.12 away", "10.1.0.13 away"], []):
         ends = ["10.1.0.11", *away]
@@ -392,7 +313,7 @@ LIFE: list[frozenset[Rule]] = [
 
 
 def test_a_service_lives_through_everything_however_it_is_written(
-    three: tuple[str, str, str],
+    three: Three,
 ) -> None:
     for rules in LIFE:
         assert_all_alike(three, rules)
@@ -405,7 +326,7 @@ def test_what_is_known_is_right_through_all_of_it(netns: str) -> None:
             plan = diff(netns, want(rules), namespace.observe())
             namespace.commit(plan)
             if namespace.known is not None:
-                assert_as_predicted(netns, namespace)
+                assert_as_foreseen(netns, namespace)
             assert_holds(netns, rules)
             assert diff(netns, want(rules), namespace.observe()).empty
 
@@ -418,7 +339,7 @@ def test_most_of_it_is_written_as_bytes_and_foreseen(netns: str) -> None:
             plan = diff(netns, want(rules), namespace.observe())
             assert can_write(steps(plan))
             namespace.commit(plan)
-            assert_as_predicted(netns, namespace)
+            assert_as_foreseen(netns, namespace)
 
 
 # -------------------------------------------------------------------------------- what stays
@@ -536,7 +457,7 @@ def test_what_a_stranger_does_to_a_shifted_map_is_seen_and_undone(netns: str, ha
 def test_the_script_undoes_it_as_well(netns: str, harm: str) -> None:
     held(netns, SHIFTED)
     nft(netns, HARM[harm])
-    by_script(netns, frozenset(SHIFTED))
+    by_script(netns, want(frozenset(SHIFTED)))
     assert_holds(netns, SHIFTED)
 
 

@@ -32,7 +32,7 @@ from agent.kernel.events import (
     Moved,
     messages,
 )
-from agent.kernel.kinds import Known, Namespace
+from agent.kernel.kinds import Namespace
 from agent.kernel.netlink import HEADER, attribute, attributes, transact
 from agent.kernel.netns import inside, opened
 from agent.kernel.nftables import NETLINK_NETFILTER
@@ -55,6 +55,7 @@ from rules.shapes import Lives
 from rules.values import replace
 from tests.netns.arenas import NftablesArena
 from tests.netns.test_script import carry_out, planned
+from tests.netns.written import entered
 from tests.spaces import (
     NFTABLES,
     applied,
@@ -109,12 +110,6 @@ def many(number: int, *, first: int = 1000, owner: str = "o") -> list[Rule]:
 
 def want(*rules: Rule) -> Desired:
     return Desired(rules=frozenset([*rules, egress()]))
-
-
-@contextmanager
-def entered(netns: str, known: Known | None = None) -> Iterator[Namespace]:
-    with kernel(NFTABLES).opened(netns, known) as namespace:
-        yield namespace
 
 
 def held(netns: str, *rules: Rule) -> Plan:
