@@ -69,6 +69,11 @@ def desire(
         if machine.hears or machine.says:
             sysctls.add(Sysctl("net.netfilter.nf_conntrack_tcp_loose", "0"))
         sets.update(pair for one in (machine.hears, machine.says) if one for pair in one.sets)
+        notes += [
+            f"{owner}: it {word} only what {fence.policies} allow"
+            for word, fence in (("hears", machine.hears), ("says", machine.says))
+            if fence is not None
+        ]
         entry = entry_link(masquerade, surroundings)
         families = _families(entry, surroundings)
         if entry is None or not families:

@@ -492,3 +492,10 @@ def test_two_machines_of_one_namespace_share_what_is_said_of_both() -> None:
     made = desire(both, POD)
     assert len(made.sets) == 2
     assert sum(rule.guards and rule.chain is Chain.FORWARD for rule in made.rules) == 4
+
+
+def test_it_is_said_whose_word_a_machine_is_held_to() -> None:
+    [fenced_one] = fenced([vm()], Laws(policies=(policy(FRIENDS),)), {})
+    stem = f"{vm().owner}: it"
+    found = [note for note in desire([fenced_one], None).notes if note.startswith(stem)]
+    assert found == [f"{stem} hears only what NetworkPolicy/shop/p allow"]
