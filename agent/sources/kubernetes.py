@@ -16,6 +16,7 @@ from agent.config import Kubernetes
 from agent.sources import files
 from agent.sources.api import Api
 from agent.sources.credentials import Credentials
+from agent.sources.ears import Ears
 from agent.sources.feedback import NORMAL, WARNING, Feedback
 from agent.sources.following import Follower, Shared, followed
 from agent.sources.granting import grant
@@ -264,8 +265,8 @@ class Cluster:
         return sum(one.received for one in self._threads)
 
     @property
-    def _threads(self) -> list[Follower | Published | Lawful]:
-        return [*self._followers, *(one for one in (self._published, self._lawful) if one)]
+    def _threads(self) -> list[Follower | Ears]:
+        return [*self._followers, *(one.ears for one in (self._published, self._lawful) if one)]
 
     # ------------------------------------------------------------------------------- reading
 

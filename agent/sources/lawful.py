@@ -8,12 +8,13 @@ because nobody answers.
 
 import time
 from collections.abc import Callable, Iterable
-from threading import Event, Lock
+from threading import Lock
 
 from agent.sources import parties, policies
 from agent.sources.api import Api
 from agent.sources.crowd import Crowd
-from agent.sources.listening import FROM_CACHE, Clock, Listener, Shelf, Subject, Taker, troubles
+from agent.sources.ears import Ear, Ears
+from agent.sources.listening import Clock, Listener, Shelf, Subject, troubles
 from agent.sources.meaning import Progress
 from agent.sources.parties import NAMESPACES, PODS, Alike, Home, Wanted, Wards
 from agent.sources.policies import understood
@@ -65,24 +66,6 @@ class _Known(Value, kw_only=True):
     problems: tuple[Problem, ...]
 
 
-class _Ear:
-    """Who listens to one kind, for as long as it is needed and a while longer."""
-
-    def __init__(
-        self, server: Api, subject: Subject, taker: Taker, changed: Callable[[], None], since: str
-    ) -> None:
-        self._stop = Event()
-        self.until: float | None = None  # when it ends, if nobody needs it until then
-        self.listener = Listener(
-            server, subject, taker, stop=self._stop, changed=changed, since=since
-        )
-        self.listener.start()
-
-    def end(self) -> None:
-        self._stop.set()
-        self.listener.interrupt()
-
-
 class Lawful:
     """What policies say to the machines of a node."""
 
@@ -94,10 +77,10 @@ class Lawful:
         self._shelf: Shelf[Told] = Shelf(policies.heard, self._turn, changed)
         self._homes: Shelf[Home] = Shelf(parties.home, self._turn, changed)
         self._crowd = Crowd(self._turn, changed)
-        self._first = _Ear(server, _POLICIES, self._shelf, changed, FROM_CACHE)
-        self._ears: dict[str, _Ear] = {}  # to Pods and Namespaces
-        self._ended: list[_Ear] = []  # whose threads may still run
-        self._past = (0, 0)  # requests of those who have ended, and what they received
+        self.ears = Ears(changed)
+        self._first = self.ears.open(server, _POLICIES, self._shelf).listener
+        self._others: dict[str, Ear] = {}  # to Pods and Namespaces
+        self._until: dict[str, float] = {}  # when those end that nobody needs
         self.due: float | None = None  # when to attend again although nothing is new
         self._complete = False  # whether all was known once
         self._known: dict[str, _Known] = {}
@@ -117,38 +100,24 @@ class Lawful:
     def _attend(self) -> None:
         """Ask for what is needed now, and for nothing that was not for a while."""
         needed = {PODS: self._wanted.pods, NAMESPACES: self._wanted.namespaces}
-        now, later = self._clock(), []
+        now = self._clock()
         for kind, is_needed in needed.items():
-            ear = self._ears.get(kind)
-            if ear is None:
-                if is_needed:
-                    self._ears[kind] = self._listening(kind)
-            elif is_needed:
-                ear.until = None
-            elif ear.until is None or now < ear.until:
-                ear.until = ear.until or now + LINGER
-                later.append(ear.until)
-            else:
-                ear.end()
-                self._ended.append(self._ears.pop(kind))
+            if is_needed:
+                self._until.pop(kind, None)
+                if kind not in self._others:
+                    self._others[kind] = self._listening(kind)
+            elif kind in self._others and now >= self._until.setdefault(kind, now + LINGER):
+                del self._until[kind]
+                self.ears.dismiss(self._others.pop(kind))
                 self._forget(kind)
-        self._part()
-        if self._ended:
-            later.append(now + PARTING)
-        self.due = min(later, default=None)
+        parting = [now + PARTING] if self.ears.part() else []
+        self.due = min((*self._until.values(), *parting), default=None)
 
-    def _part(self) -> None:
-        """From those whose threads are at their end: they know everybody."""
-        for one in [one for one in self._ended if one.listener.ended(0)]:
-            self._ended.remove(one)
-            requests, received = self._past
-            self._past = requests + one.listener.requests, received + one.listener.received
-
-    def _listening(self, kind: str) -> _Ear:
+    def _listening(self, kind: str) -> Ear:
         server = self._api.another()
         if kind == PODS:
-            return _Ear(server, _pods(), self._crowd, self._changed, NEWEST)
-        return _Ear(server, _NAMESPACES, self._homes, self._changed, FROM_CACHE)
+            return self.ears.open(server, _pods(), self._crowd, NEWEST)
+        return self.ears.open(server, _NAMESPACES, self._homes)
 
     def _forget(self, kind: str) -> None:
         """What nobody listens to any more is soon no longer true."""
@@ -159,30 +128,8 @@ class Lawful:
 
     @property
     def _needed(self) -> list[Listener]:
-        ears = (self._first, *self._ears.values())
-        return [one.listener for one in ears if one.until is None]
-
-    @property
-    def _listeners(self) -> list[Listener]:
-        ears = (self._first, *self._ears.values(), *self._ended)
-        return [one.listener for one in ears]
-
-    @property
-    def requests(self) -> int:
-        return self._past[0] + sum(one.requests for one in self._listeners)
-
-    @property
-    def received(self) -> int:
-        return self._past[1] + sum(one.received for one in self._listeners)
-
-    def interrupt(self) -> None:
-        """Whatever they wait for, they wait no longer."""
-        for ear in (self._first, *self._ears.values()):
-            ear.end()
-
-    def ended(self, seconds: float) -> bool:
-        """Whether all threads are at their end, each within that time."""
-        return all(one.ended(seconds) for one in self._listeners)
+        others = [ear for kind, ear in self._others.items() if kind not in self._until]
+        return [self._first, *(ear.listener for ear in others)]
 
     # -------------------------------------------------------------------------------- looking
 
@@ -208,7 +155,7 @@ class Lawful:
     def look(self, machines: Iterable[Machine], beat: Progress, *, anew: bool = False) -> View:
         """What is known now; only policies of which something changed are read again."""
         wards = parties.wards(machines)
-        if not self._first.listener.listed:
+        if not self._first.listed:
             return View()
         with self._turn:
             age, seen = self._shelf.age, list(self._shelf.things.values())

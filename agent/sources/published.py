@@ -8,11 +8,12 @@ understood keeps its last good meaning, and nothing is dropped because nobody an
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from threading import Event, Lock
+from threading import Lock
 from types import MappingProxyType
 
 from agent.sources import services, slices
 from agent.sources.api import Api
+from agent.sources.ears import Ear, Ears
 from agent.sources.listening import FROM_CACHE, Clock, Listener, Shelf, Subject, troubles
 from agent.sources.meaning import Progress
 from agent.sources.services import plain, understood
@@ -48,33 +49,12 @@ class _Known(Value, kw_only=True):
 class _Backs:
     """Who listens to the slices of the Services of some names."""
 
-    def __init__(  # noqa: PLR0913 - the rest by name
-        self,
-        server: Api,
-        node: str,
-        names: frozenset[str],
-        *,
-        turn: Lock,
-        changed: Callable[[], None],
-        since: str,
-    ) -> None:
-        self.names = names
-        self._stop = Event()
-        self.shelf = Shelf(lambda thing: slices.heard(thing, node, names), turn, changed)
-        subject = Subject(
-            path=slices.PATH,
-            query={"labelSelector": selector(names)},
-            trim=slices.trimmed,
-            kind="endpointslices.discovery.k8s.io",
-        )
-        self.listener = Listener(
-            server, subject, self.shelf, stop=self._stop, changed=changed, since=since
-        )
-        self.listener.start()
+    def __init__(self, names: frozenset[str], shelf: Shelf[Slice], ear: Ear) -> None:
+        self.names, self.shelf, self.ear = names, shelf, ear
 
-    def end(self) -> None:
-        self._stop.set()
-        self.listener.interrupt()
+    @property
+    def listener(self) -> Listener:
+        return self.ear.listener
 
 
 class Published:
@@ -89,14 +69,13 @@ class Published:
         clock: Clock = time.monotonic,
     ) -> None:
         self._api, self._node, self._changed, self._clock = server, node, changed, clock
-        self._turn, self._stop = Lock(), Event()
+        self._turn = Lock()
         self._shelf: Shelf[Told] = Shelf(services.heard, self._turn, changed)
         subject = Subject(path=services.PATH, query={}, trim=services.trimmed, kind="services")
-        self._listener = Listener(server, subject, self._shelf, stop=self._stop, changed=changed)
+        self.ears = Ears(changed)
+        self._listener = self.ears.open(server, subject, self._shelf).listener
         self._backs: _Backs | None = None  # who knows all of the names they were asked for
         self._relief: _Backs | None = None  # who does not yet
-        self._ended: list[_Backs] = []  # whose threads may still run
-        self._past = (0, 0)  # requests of those who have ended, and what they received
         self._relieved = float("-inf")
         self.due: float | None = None  # when to attend again although nothing is new
         self._complete = False  # whether all was known once
@@ -104,7 +83,6 @@ class Published:
         self._good: dict[str, tuple[str, Service]] = {}  # what each last meant, with its UID
         self._made: object = None  # of what the view was made
         self._view = View()
-        self._listener.start()
 
     # ------------------------------------------------------------------------------ listening
 
@@ -146,50 +124,25 @@ class Published:
         elif backs is None or backs.names != names:
             # Whatever server answers, it is to know what another has told of them already.
             since = backs.listener.version if backs else ""
-            self._relief = _Backs(
-                self._api.another(),
-                self._node,
-                names,
-                turn=self._turn,
-                changed=self._changed,
-                since=since or FROM_CACHE,
-            )
+            self._relief = self._listening(names, since or FROM_CACHE)
             self._relieved = now
 
+    def _listening(self, names: frozenset[str], since: str) -> _Backs:
+        shelf = Shelf(
+            lambda thing: slices.heard(thing, self._node, names), self._turn, self._changed
+        )
+        subject = Subject(
+            path=slices.PATH,
+            query={"labelSelector": selector(names)},
+            trim=slices.trimmed,
+            kind="endpointslices.discovery.k8s.io",
+        )
+        return _Backs(names, shelf, self.ears.open(self._api.another(), subject, shelf, since))
+
     def _dismiss(self, backs: _Backs | None) -> None:
-        if backs is None:
-            return
-        backs.end()
-        self._ended.append(backs)
-        for one in [one for one in self._ended if one.listener.ended(0)]:
-            self._ended.remove(one)
-            requests, received = self._past
-            self._past = requests + one.listener.requests, received + one.listener.received
-
-    @property
-    def _listeners(self) -> list[Listener]:
-        backs = [one for one in (self._backs, self._relief, *self._ended) if one]
-        return [self._listener, *(one.listener for one in backs)]
-
-    @property
-    def requests(self) -> int:
-        return self._past[0] + sum(one.requests for one in self._listeners)
-
-    @property
-    def received(self) -> int:
-        return self._past[1] + sum(one.received for one in self._listeners)
-
-    def interrupt(self) -> None:
-        """Whatever they wait for, they wait no longer."""
-        self._stop.set()
-        self._listener.interrupt()
-        for backs in (self._backs, self._relief):
-            if backs is not None:
-                backs.end()
-
-    def ended(self, seconds: float) -> bool:
-        """Whether all threads are at their end, each within that time."""
-        return all(one.ended(seconds) for one in self._listeners)
+        if backs is not None:
+            self.ears.dismiss(backs.ear)
+            self.ears.part()
 
     # -------------------------------------------------------------------------------- looking
 

@@ -668,9 +668,9 @@ def test_pods_and_namespaces_are_asked_for_while_a_policy_needs_them(
         assert followed.pods == []
         assert followed.source.due is not None
         assert followed.comes_to(lambda: followed.source.due is None)
-        assert not followed.laws._ears
+        assert not followed.laws._others
         assert not followed.laws._crowd._everybody
-        assert not followed.laws._ended
+        assert not followed.laws.ears.part()
         requests = followed.source.requests
         assert requests >= len(script.asked)
         script.tell(POLICIES, "ADDED", policy("web", CLIENTS, version=15))
@@ -733,7 +733,7 @@ def test_who_is_not_meant_wakes_nobody(script: Script, tmp_path: Path) -> None:
         script.tell(PODS, "MODIFIED", a_pod(version=21))
         script.tell(PODS, "DELETED", stranger)
         script.tell(POLICIES, "MODIFIED", policy("web", CLIENTS, version=22))
-        listener = followed.laws._ears[PODS].listener
+        listener = followed.laws._others[PODS].listener
         assert eventually(lambda: listener.version == "20" and listener.events == 3)
         reference = followed.laws.reference
         assert eventually(
@@ -903,7 +903,7 @@ def test_trouble_with_what_nobody_needs_any_more_is_none(script: Script, tmp_pat
         assert followed.comes_to(lambda: followed.allowed == ["192.0.2.0/24"])
         script.refusals[PODS] = [refused(403, "not any more")] * 9
         script.end(PODS)
-        assert eventually(lambda: followed.laws._ears[PODS].listener.trouble is not None)
+        assert eventually(lambda: followed.laws._others[PODS].listener.trouble is not None)
         assert followed.look().laws_away == ""
         script.tell(POLICIES, "MODIFIED", policy("web", CLIENTS, version=12))
         assert followed.comes_to(lambda: "not any more" in followed.meaning.laws_away)
@@ -1003,6 +1003,6 @@ def test_it_stops_at_once_whatever_it_waits_for(script: Script, tmp_path: Path) 
         assert followed.comes_to(lambda: script.count("list", PODS) == 1)
         found = followed.laws
         began = time.monotonic()
-        found.interrupt()
-        assert found.ended(1.0)
+        found.ears.interrupt()
+        assert found.ears.ended(1.0)
         assert time.monotonic() - began < 1.0

@@ -766,6 +766,6 @@ def test_it_stops_at_once_whatever_it_waits_for(script: Script, tmp_path: Path) 
         found = followed.source._published
         assert found
         began = time.monotonic()
-        found.interrupt()
-        assert found.ended(1.0)
+        found.ears.interrupt()
+        assert found.ears.ended(1.0)
         assert time.monotonic() - began < 1.0
