@@ -3,7 +3,6 @@ answers in all the wrong ways."""
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,8 @@ from agent.sources.following import Follower, Shared, followed
 from agent.sources.kubernetes import Cluster
 from agent.sources.store import Store
 from agent.sources.vmis import NODE, TARGET
-from tests.answering import PATIENCE, Answer, Answering, Handler, answering, line, refused, said
+from tests.answering import PATIENCE, Answer, Answering, Handler, answering, refused
+from tests.scripted import Streams, listing
 from tests.spaces import eventually, manifest
 
 Json = Any
@@ -33,14 +33,13 @@ def vmi(version: int, name: str = "web", *, uid: str = "u", deleted: bool = Fals
     return {"kind": "VirtualMachineInstance", "metadata": metadata, "spec": {}}
 
 
-class Script:
-    """An API server of which a test holds every string."""
+class Script(Streams):
+    """By the label that is asked for."""
 
     def __init__(self, server: Answering) -> None:
-        self.server = server
+        super().__init__(server)
         self.lists: dict[str, list[Json]] = {NODE: [], TARGET: []}
         self.named: dict[str, list[Json]] = {NODE: [], TARGET: []}  # to whoever asks for one
-        self.streams: dict[str, queue.Queue[bytes | None]] = {}
         self.refusals: list[Answer] = []
         self.asked: list[tuple[str, str]] = []  # what for, and of which label
         server.then(self._answer)
@@ -53,40 +52,13 @@ class Script:
             self.refusals.pop(0)(handler)
         elif "watch" in query:
             self.asked.append(("watch", label))
-            self._stream(handler, label)
+            self.stream(handler, label)
         elif "fieldSelector" in query:
             self.asked.append(("named", label))
-            self._list(handler, self.named[label])
+            listing(self.named[label])(handler)
         else:
             self.asked.append((f"list {query['resourceVersion']}", label))
-            self._list(handler, self.lists[label])
-
-    def _list(self, handler: Handler, items: list[Json]) -> None:
-        said({"kind": "List", "metadata": {"resourceVersion": "10"}, "items": items})(handler)
-
-    def _stream(self, handler: Handler, label: str) -> None:
-        told = self.streams[label] = queue.Queue()
-        handler.send_response(200)
-        handler.send_header("Transfer-Encoding", "chunked")
-        handler.end_headers()
-        while not self.server.over.is_set():
-            try:
-                piece = told.get(timeout=0.02)
-            except queue.Empty:
-                continue
-            if piece is None:
-                break
-            handler.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
-        handler.wfile.write(b"0\r\n\r\n")
-
-    def tell(self, label: str, kind: str, thing: Json) -> None:
-        assert eventually(lambda: label in self.streams)
-        self.streams[label].put(line(kind, thing))
-
-    def end(self, label: str) -> None:
-        """Of a watch; the next one has another stream."""
-        assert eventually(lambda: label in self.streams)
-        self.streams.pop(label).put(None)
+            listing(self.lists[label])(handler)
 
     def count(self, what: str, label: str = NODE) -> int:
         return self.asked.count((what, label))

@@ -4,7 +4,6 @@ that when a server answers late, in the wrong order, or not at all."""
 from __future__ import annotations
 
 import itertools
-import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -45,7 +43,8 @@ from rules.manifests import read
 from rules.model import Protocol
 from rules.policies import METADATA_NAME, NetworkPolicy, Operator, Peers, Requirement, Selector
 from rules.services import Pod
-from tests.answering import PATIENCE, Answer, Answering, Handler, answering, line, refused, said
+from tests.answering import answering, refused
+from tests.scripted import Script, listed
 from tests.spaces import eventually
 
 Json = Any
@@ -151,13 +150,6 @@ def machine(name: str = "vm", space: str = "ns", **labels: str) -> Json:
         },
         "status": {"phase": "Running", "nodeName": NODE, "activePods": {UID: NODE}},
     }
-
-
-def listed(thing: Json) -> Json:
-    """The same as a list tells of it; those of custom kinds keep it."""
-    if thing["kind"] == "VirtualMachineInstance":
-        return thing
-    return {key: value for key, value in thing.items() if key not in ("kind", "apiVersion")}
 
 
 def told(thing: Json) -> Pod | None:
@@ -452,67 +444,6 @@ def test_of_a_namespace_that_nobody_told_of_no_label_is_missing() -> None:
 # ------------------------------------------------------------------------------- a whole source
 
 
-class Script:
-    """An API server of which a test holds every string, by path."""
-
-    def __init__(self, server: Answering) -> None:
-        self.server = server
-        self.lists: dict[str, list[Json]] = {VMIS: [machine()]}
-        self.streams: dict[str, queue.Queue[bytes | None]] = {}
-        self.refusals: dict[str, list[Answer]] = {}
-        self.held: dict[str, threading.Event] = {}  # a list that waits for it
-        self.asked: list[tuple[str, str, dict[str, str]]] = []
-        server.then(self._answer)
-
-    def _answer(self, handler: Handler) -> None:
-        parts = urlsplit(handler.path)
-        query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        what = "watch" if "watch" in query else "list"
-        self.asked.append((what, parts.path, query))
-        if self.refusals.get(parts.path):
-            self.refusals[parts.path].pop(0)(handler)
-        elif what == "watch":
-            self._stream(handler, parts.path, query)
-        else:
-            if parts.path in self.held:
-                self.held[parts.path].wait(PATIENCE)
-            ours = "migrationTarget" not in query.get("labelSelector", "")
-            items = [listed(one) for one in self.lists.get(parts.path, ()) if ours]
-            said({"kind": "List", "metadata": {"resourceVersion": "10"}, "items": items})(handler)
-
-    def _stream(self, handler: Handler, path: str, query: dict[str, str]) -> None:
-        told_of: queue.Queue[bytes | None] = queue.Queue()
-        if "migrationTarget" not in query.get("labelSelector", ""):
-            self.streams[path] = told_of
-        handler.send_response(200)
-        handler.send_header("Transfer-Encoding", "chunked")
-        handler.end_headers()
-        while not self.server.over.is_set():
-            try:
-                piece = told_of.get(timeout=0.02)
-            except queue.Empty:
-                continue
-            if piece is None:
-                break
-            handler.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
-        handler.wfile.write(b"0\r\n\r\n")
-
-    def tell(self, path: str, kind: str, thing: Json) -> None:
-        assert eventually(lambda: path in self.streams)
-        self.streams[path].put(line(kind, thing))
-
-    def end(self, path: str) -> None:
-        assert eventually(lambda: path in self.streams)
-        self.streams.pop(path).put(None)
-
-    def count(self, what: str, path: str) -> int:
-        return sum(one[:2] == (what, path) for one in self.asked)
-
-    def query(self, path: str) -> dict[str, str]:
-        """Of the last list."""
-        return [one[2] for one in self.asked if one[:2] == ("list", path)][-1]
-
-
 class Followed:
     """A source, looked at as the daemon looks at it: when it is woken."""
 
@@ -582,7 +513,7 @@ class Followed:
 @pytest.fixture
 def script() -> Iterator[Script]:
     with answering() as server:
-        yield Script(server)
+        yield Script(server, {VMIS: [machine()]})
 
 
 @contextmanager

@@ -3,7 +3,6 @@ when a server answers late, in the wrong order, or not at all."""
 
 from __future__ import annotations
 
-import queue
 import random
 import threading
 import time
@@ -12,7 +11,6 @@ from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -30,7 +28,8 @@ from agent.sources.store import Store
 from agent.sources.vmis import PATH as VMIS
 from rules.ports import PortRange
 from rules.services import Service, ServiceType
-from tests.answering import PATIENCE, Answer, Answering, Handler, answering, line, refused, said
+from tests.answering import answering, refused
+from tests.scripted import Script, listed
 from tests.spaces import eventually
 
 Json = Any
@@ -73,11 +72,6 @@ def service(name: str = "web", end: str | None = "10004", version: int = 7, **sp
         },
         "status": {"loadBalancer": {}},
     }
-
-
-def listed(thing: Json) -> Json:
-    """The same as a list tells of it."""
-    return {key: value for key, value in thing.items() if key not in ("kind", "apiVersion")}
 
 
 def slice_of(  # noqa: PLR0913 - what differs between them
@@ -394,60 +388,6 @@ def test_who_is_asked_for_is_named_as_long_as_that_is_not_too_long() -> None:
 # ------------------------------------------------------------------------------- a whole source
 
 
-class Script:
-    """An API server of which a test holds every string, by path."""
-
-    def __init__(self, server: Answering) -> None:
-        self.server = server
-        self.lists: dict[str, list[Json]] = {VMIS: [], SERVICES: [], SLICES: []}
-        self.streams: dict[str, queue.Queue[bytes | None]] = {}
-        self.refusals: dict[str, list[Answer]] = {}
-        self.held: dict[str, threading.Event] = {}  # a list that waits for it
-        self.asked: list[tuple[str, str, dict[str, str]]] = []
-        server.then(self._answer)
-
-    def _answer(self, handler: Handler) -> None:
-        parts = urlsplit(handler.path)
-        query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        what = "watch" if "watch" in query else "list"
-        self.asked.append((what, parts.path, query))
-        if self.refusals.get(parts.path):
-            self.refusals[parts.path].pop(0)(handler)
-        elif what == "watch":
-            self._stream(handler, parts.path)
-        else:
-            if parts.path in self.held:
-                self.held[parts.path].wait(PATIENCE)
-            items = [listed(one) for one in self.lists[parts.path]]
-            said({"kind": "List", "metadata": {"resourceVersion": "10"}, "items": items})(handler)
-
-    def _stream(self, handler: Handler, path: str) -> None:
-        told = self.streams[path] = queue.Queue()
-        handler.send_response(200)
-        handler.send_header("Transfer-Encoding", "chunked")
-        handler.end_headers()
-        while not self.server.over.is_set():
-            try:
-                piece = told.get(timeout=0.02)
-            except queue.Empty:
-                continue
-            if piece is None:
-                break
-            handler.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
-        handler.wfile.write(b"0\r\n\r\n")
-
-    def tell(self, path: str, kind: str, thing: Json) -> None:
-        assert eventually(lambda: path in self.streams)
-        self.streams[path].put(line(kind, thing))
-
-    def end(self, path: str) -> None:
-        assert eventually(lambda: path in self.streams)
-        self.streams.pop(path).put(None)
-
-    def count(self, what: str, path: str) -> int:
-        return sum(one[:2] == (what, path) for one in self.asked)
-
-
 class Followed:
     """A source, looked at as the daemon looks at it."""
 
@@ -494,7 +434,7 @@ class Followed:
 @pytest.fixture
 def script() -> Iterator[Script]:
     with answering() as server:
-        yield Script(server)
+        yield Script(server, {VMIS: [], SERVICES: [], SLICES: []})
 
 
 @contextmanager
