@@ -16,28 +16,25 @@ from agent.errors import BadManifest, Failure, NoNamespace, NotPermitted
 from agent.kept import Culprit, Kept
 from agent.kernel.kinds import Glimpse, Kernel
 from agent.kernel.pods import POD, Tampered
-from agent.log import Level, Log
+from agent.log import Log
 from agent.metrics import Metrics
 from agent.publisher import Publisher
 from agent.reconcile import Outcome, Wish, by_namespace, keep, wish_of
-from agent.sources.meaning import Tiding
-from agent.status import Change, Drift, Standing, State
+from agent.status import Standing, State
+from agent.teller import Tell, Teller
 from rules.fences import Laws, fenced
-from rules.model import NODE, Machine, Members, Surroundings
-from rules.plan import Plan, Table, order
+from rules.model import NODE, Machine, Surroundings
+from rules.plan import Table
 from rules.values import replace
 
 TIMED_LOOK = 10.0  # seconds between looks at what sends no events
 POD_LOOK = 1.0  # a launcher's socket is there before anybody listens on it
 MOST_CULPRITS = 16
-MOST_TOLD = 20  # ranges in one message
 HALF = 1 << 31  # of the numbers that a generation can have
 
 Clock = Callable[[], float]
-Tell = Callable[[Iterable[object], Tiding, str], None]  # whom it concerns, what, in which words
 ROUNDS = 3  # of looks at once: what is found in one namespace is enforced in others
 NO_LAWS = Laws()
-NOBODY: Members = frozenset()
 UNKNOWN = (State.FAILING, State.REFUSED)  # so that what is in a namespace cannot be told
 
 
@@ -61,13 +58,13 @@ class Keeper:
         self._laws, self._filters_stay = NO_LAWS, False
         # Whether addresses may have changed that policies depend on, and Services.
         self._refence = self._reselect = False
-        self._tell = tell
+        self._teller = Teller(log, metrics, tell, calendar)
         self._log, self._metrics = log, metrics
         self._clock, self._calendar = clock, calendar
         self._kept: dict[str, Kept] = {}
         self._names: dict[object, str] = {}  # of namespaces that were looked at
         self._numbers: dict[object, set[str]] = {}  # names again, by what events call them
-        self._news = self._looked = False
+        self._looked = False
         self._unclaimed_stay = False
         self._contested: Mapping[str, str] = {}
         self._contested_since = calendar()
@@ -104,7 +101,7 @@ class Keeper:
             self._contested_since = self._calendar()
         self._contested = contested or {}
         for kept in self._kept.values():
-            self._judge(kept)
+            self._teller.judge(kept, self._contested.get(kept.netns))
 
     def _fenced(self) -> dict[str, list[Machine]]:
         """The machines of each namespace, with what policies say of them as everybody is known
@@ -149,7 +146,7 @@ class Keeper:
             if wait > 0 and kept.culprits and kept.standing.state is not State.FAILING:
                 who = "{} (pid {})".format(*kept.culprits[-1])
                 why = f"{who} keeps changing our rules: the next repair is due in {wait:.1f} s"
-                self._stand(kept, State.FAILING, why)
+                self._teller.stand(kept, State.FAILING, why)
 
     def relinked(self, nsid: object) -> None:
         """Links, addresses or settings of a namespace changed."""
@@ -206,15 +203,13 @@ class Keeper:
     def _drop(self, kept: Kept) -> None:
         """Nobody need know of it any more; names come and go for as long as a node runs."""
         del self._kept[kept.netns]
-        self._log.settled(("state", kept.netns))
-        self._news = True
+        self._teller.dropped(kept)
 
     # ----------------------------------------------------------------------- what it tells
 
     def news(self) -> bool:
         """Whether some namespace stands otherwise than when this was last asked."""
-        news, self._news = self._news, False
-        return news
+        return self._teller.news()
 
     @property
     def due(self) -> float:
@@ -322,7 +317,7 @@ class Keeper:
                     self._publisher.left()
                 self._drop(kept)
             else:
-                self._judge(kept)
+                self._teller.judge(kept, self._contested.get(kept.netns))
         self._metrics.reconciled(self._clock() - started)
 
     def _kept_so(self, kept: Kept) -> Outcome | None:
@@ -381,10 +376,9 @@ class Keeper:
         return other
 
     def _done(self, kept: Kept, outcome: Outcome) -> None:
-        desired, now = outcome.desired, self._calendar()
+        desired = outcome.desired
         if kept.links != outcome.surroundings:
             self._refence = self._reselect = True
-        new = set(desired.refused) - set(kept.standing.refused)
         kept.desired, kept.links = desired, outcome.surroundings
         kept.sure |= not self._unclaimed_stay or outcome.done.table is Table.CREATE
         kept.proven = Glimpse(
@@ -393,44 +387,9 @@ class Keeper:
             surroundings=outcome.surroundings,
             sysctls={sysctl.name: sysctl.value for sysctl in desired.sysctls},
         )
-        kept.standing = replace(
-            kept.standing,
-            live=outcome.live,
-            beside=bool(outcome.surroundings.kubevirt),
-            pending=desired.pending,
-            refused=desired.refused,
-            notes=desired.notes,
-        )
-        for one in sorted(new, key=str):
-            self._log.warning("not published", what=one.owner, why=one.reason)
-            self._tell([one.owner.rpartition("/")[0], one.owner], Tiding.CONFLICT, one.reason)
         if outcome.drift:
-            self._drifted(kept, outcome.drift, now)
-        if not outcome.done.empty:
-            self._metrics.committed()
-            what = _words(outcome.done)
-            kept.standing = replace(kept.standing, change=Change(now, what))
-            self._log.info("applied", netns=kept.netns, changes=what)
-            if not outcome.drift:
-                self._tell(kept.machines, Tiding.APPLIED, _applied(kept, what))
-
-    def _drifted(self, kept: Kept, changes: int, now: float) -> None:
-        process, pid = kept.culprits[-1] if kept.culprits else ("", 0)
-        kept.repairs = kept.repairs.struck(self._clock())
-        self._metrics.drifted(process)
-        drift = Drift(at=now, process=process, pid=pid, changes=changes)
-        kept.standing = replace(kept.standing, drift=drift, drifts=kept.standing.drifts + 1)
-        who = f"{process} (pid {pid})" if process else "somebody"
-        message = f"{who} had made {changes} changes to the rules in {kept.netns}: undone"
-        self._tell(kept.machines, Tiding.REPAIRED, message)
-        self._log.warning(
-            "drift repaired",
-            netns=kept.netns,
-            process=process or "unknown",
-            pid=pid,
-            changes=changes,
-            next_repair_in=round(max(0.0, kept.repairs.until - self._clock()), 1),
-        )
+            kept.repairs = kept.repairs.struck(self._clock())
+        self._teller.done(kept, outcome, max(0.0, kept.repairs.until - self._clock()))
 
     def _absent(self, kept: Kept, failure: NoNamespace) -> None:
         self._refence = self._reselect = True
@@ -446,7 +405,7 @@ class Keeper:
             kept.timer = self._clock() + TIMED_LOOK  # a process, or a place that sends no events
         kept.failures = FAILURES
         kept.standing = replace(kept.standing, live=(), backend="", reason="", identity=None)
-        self._stand(kept, State.PENDING, failure.what)
+        self._teller.stand(kept, State.PENDING, failure.what)
 
     def _failed(self, kept: Kept, failure: Failure) -> None:
         if kept.leaving and isinstance(failure, NotPermitted):
@@ -460,66 +419,10 @@ class Keeper:
         kept.look = True
         self._metrics.failed()
         if isinstance(failure, Tampered):
-            self._metrics.refused()
-            self._tell(kept.machines, Tiding.REFUSED, str(failure))
+            self._teller.distrusted(kept, str(failure))
         if kept.leaving:
             why = f"no manifest is for it any more, and it cannot be cleared yet: {failure}"
-            self._stand(kept, State.PENDING, why)
+            self._teller.stand(kept, State.PENDING, why)
         else:
             state = State.REFUSED if isinstance(failure, Tampered) else State.FAILING
-            self._stand(kept, state, str(failure))
-
-    def _judge(self, kept: Kept) -> None:
-        """How a namespace stands that was looked at with success."""
-        if kept.proven is None:
-            return
-        if kept.netns in self._contested:
-            self._stand(kept, State.CONFLICT, self._contested[kept.netns])
-        elif kept.standing.refused:
-            why = "; ".join(f"{one.owner}: {one.reason}" for one in kept.standing.refused)
-            self._stand(kept, State.CONFLICT, why)
-        elif kept.standing.pending:
-            why = "; ".join(f"{one.owner}: {one.reason}" for one in kept.standing.pending)
-            self._stand(kept, State.PENDING, why)
-        else:
-            self._stand(kept, State.IN_SYNC)
-
-    def _stand(self, kept: Kept, state: State, why: str = "") -> None:
-        known = kept.standing
-        if (known.state, known.why) == (state, why):
-            return
-        self._news = True
-        since = known.since if known.state is state else self._calendar()
-        kept.standing = replace(known, state=state, since=since, why=why)
-        level: Level = "info" if state in (State.IN_SYNC, State.PENDING) else "warning"
-        fields = {"why": why} if why else {}
-        self._log.once(("state", kept.netns), level, state.value, netns=kept.netns, **fields)
-
-
-def _applied(kept: Kept, what: str) -> str:
-    """What is forwarded now, for whoever declared it."""
-    ranges = dict.fromkeys(
-        f"{rule.protocol.value} {rule.ports}" if rule.protocol else "everything"
-        for rule in sorted((one.rule for one in kept.standing.ranges), key=order)
-    )
-    shown = [
-        *list(ranges)[:MOST_TOLD],
-        *([f"{len(ranges)} in all"] if len(ranges) > MOST_TOLD else []),
-    ]
-    return f"forwards {', '.join(shown) or 'nothing'} in {kept.netns} ({what})"
-
-
-def _words(plan: Plan) -> str:
-    """What a commit did, in a few words."""
-    counts = {
-        "added": len(plan.add),
-        "changed": len(plan.change),
-        "removed": len(plan.remove) + len(plan.leftovers),
-        "addresses of peers": sum(
-            len(plan.sets.get(one, NOBODY) ^ plan.sets_before.get(one, NOBODY))
-            for one in {*plan.sets, *plan.sets_before}
-        ),
-        "setting" if len(plan.sysctls) == 1 else "settings": len(plan.sysctls),
-    }
-    said = [f"{count} {word}" for word, count in counts.items() if count]
-    return ", ".join(said) or f"table: {plan.table.value}"
+            self._teller.stand(kept, state, str(failure))
