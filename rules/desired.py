@@ -15,7 +15,6 @@ from rules.model import (
     Claim,
     Desired,
     Family,
-    Guest,
     Machine,
     Masquerade,
     Members,
@@ -27,14 +26,12 @@ from rules.model import (
     Sysctl,
     is_link_name,
 )
+from rules.places import LOOPBACK, Place, entry_families, entry_link, place_of, why_pending
 from rules.ports import ALL_PORTS, PortRange, coalesce, subtract
-from rules.values import Value, replace
+from rules.values import replace
 
-# IPv4 only: Linux has no way back to ::1 for a packet that comes in on a link (decisions.md).
-LOOPBACK = IPv4Address("127.0.0.1")
 PROXY = IPv4Address("127.0.0.6")  # where Istio's proxy connects from, on behalf of those outside
 UNPROXIED = PortRange(22, 22)  # TCP that Istio leaves alone, as KubeVirt tells it to
-POD_LINK = "eth0"
 LABEL_BYTES = 128  # NFTNL_UDATA_COMMENT_MAXLEN: a rule's comment holds no more
 
 
@@ -75,13 +72,13 @@ def desire(
             if fence is not None
         ]
         entry = entry_link(masquerade, surroundings)
-        families = _families(entry, surroundings)
+        families = entry_families(entry, surroundings)
         if entry is None or not families:
-            pending.append(Pending(owner, _why_pending(masquerade, entry)))
+            pending.append(Pending(owner, why_pending(masquerade, entry)))
             continue
         notes += [f"{owner}: {note}" for note in _notes(masquerade, surroundings)]
         for guest in masquerade.guests:
-            place = _place(owner, guest, entry, masquerade, surroundings)
+            place = place_of(owner, guest, entry, masquerade, surroundings)
             behind.setdefault(place.link, {})[owner] = machine.says is not None
             known, now[place] = before.get(place, {}), {}
             wanted = _rules(masquerade, place, known, now[place])
@@ -181,126 +178,6 @@ def _claims(masquerade: Masquerade) -> tuple[Claim, ...]:
     )
 
 
-def entry_link(masquerade: Masquerade, surroundings: Surroundings | None) -> str | None:
-    """The link that traffic for it enters the namespace on; None: it is not there yet."""
-    if surroundings is None:
-        return masquerade.entry or POD_LINK
-    names = {link.name for link in surroundings.links if is_link_name(link.name)}
-    if masquerade.entry is not None:
-        return masquerade.entry if masquerade.entry in names else None
-    if POD_LINK in names:
-        return POD_LINK
-    return surroundings.default_link if surroundings.default_link in names else None
-
-
-def _families(entry: str | None, surroundings: Surroundings | None) -> set[Family]:
-    if surroundings is None:
-        return set(Family)
-    return {
-        Family.of(address)
-        for link in surroundings.links
-        if link.name == entry
-        for address in link.addresses
-        if is_global(address.ip)
-    }
-
-
-def is_global(address: Address) -> bool:
-    """Whether others can reach a namespace at this address (Go's IsGlobalUnicast)."""
-    return not (
-        address.is_loopback
-        or address.is_link_local
-        or address.is_multicast
-        or address.is_unspecified
-        or address == IPv4Address("255.255.255.255")
-    )
-
-
-def _why_pending(masquerade: Masquerade, entry: str | None) -> str:
-    if entry is not None:
-        return f"{entry} has no global address yet"
-    if masquerade.entry is not None:
-        return f"there is no link {masquerade.entry} yet"
-    return f"there is neither a link {POD_LINK} nor a default route yet"
-
-
-class _Place(Value, kw_only=True):
-    """Where the rules for one guest stand, and what they lead between."""
-
-    owner: str
-    guest: Address
-    entry: str
-    link: str  # behind which the guest is
-    gateway: Address | None  # our own address there
-    inside: tuple[Address, ...]  # at which programs of the namespace reach the guest
-    shared: bool  # with KubeVirt, whose own chains are live
-    proxied: bool  # TCP that enters is for a proxy first
-
-    @property
-    def family(self) -> Family:
-        return Family.of(self.guest)
-
-
-def _place(
-    owner: str,
-    guest: Guest,
-    entry: str,
-    masquerade: Masquerade,
-    surroundings: Surroundings | None,
-) -> _Place:
-    family = Family.of(guest.address)
-    link, gateway = _guest_side(guest, entry, surroundings)
-    inside: tuple[Address, ...] = ()
-    if family is Family.IP and gateway is not None:
-        own = global_addresses(entry, family, surroundings) if masquerade.proxied else ()
-        inside = (LOOPBACK, *own)
-    return _Place(
-        owner=owner,
-        guest=guest.address,
-        entry=entry,
-        link=link,
-        gateway=gateway,
-        inside=inside,
-        shared=surroundings is not None and family in surroundings.kubevirt,
-        proxied=masquerade.proxied,
-    )
-
-
-def _guest_side(
-    guest: Guest, entry: str, surroundings: Surroundings | None
-) -> tuple[str, Address | None]:
-    """The link behind which the guest is, and our own address there.
-
-    Of several networks that hold the guest the smallest counts, as it does for the kernel's
-    routing: a second link on 10.0.0.0/8 must not be taken for the guest's.
-    """
-    facing = [
-        (address.network.prefixlen, link.name, address.ip)
-        for link in (surroundings.links if surroundings is not None else ())
-        if link.name not in (entry, "lo") and is_link_name(link.name)
-        for address in link.addresses
-        if guest.address in address.network and guest.address != address.ip
-    ]
-    if facing:
-        _, name, own = max(facing, key=lambda found: found[0])
-        return name, own
-    bridge = f"k6t-{entry}"
-    return bridge, guest.gateway if is_link_name(bridge) else None  # nft refuses a longer name
-
-
-def global_addresses(
-    entry: str, family: Family, surroundings: Surroundings | None
-) -> tuple[Address, ...]:
-    """Of that family, at which others reach the namespace."""
-    return tuple(
-        address.ip
-        for link in (surroundings.links if surroundings is not None else ())
-        if link.name == entry
-        for address in link.addresses
-        if Family.of(address) is family and is_global(address.ip)
-    )
-
-
 def _notes(masquerade: Masquerade, surroundings: Surroundings | None) -> Iterator[str]:
     shared = bool(surroundings and surroundings.kubevirt)
     if masquerade.claims is None and shared:
@@ -318,7 +195,7 @@ def _notes(masquerade: Masquerade, surroundings: Surroundings | None) -> Iterato
 
 def _rules(
     masquerade: Masquerade,
-    place: _Place,
+    place: Place,
     known: dict[Ports, tuple[Rule, ...]],
     now: dict[Ports, tuple[Rule, ...]],
 ) -> Iterator[Rule]:
@@ -351,7 +228,7 @@ def _rules(
             )
 
 
-def _forwards(place: _Place, protocol: Protocol | None, ports: PortRange | None) -> Iterator[Rule]:
+def _forwards(place: Place, protocol: Protocol | None, ports: PortRange | None) -> Iterator[Rule]:
     """What leads one range to the guest: from outside, unless a proxy takes it first, and from
     inside."""
     entering = ports
@@ -395,7 +272,7 @@ def _forwards(place: _Place, protocol: Protocol | None, ports: PortRange | None)
         )
 
 
-def _guards(place: _Place) -> Iterator[Rule]:
+def _guards(place: Place) -> Iterator[Rule]:
     """What keeps from KubeVirt's rules, which may forward everything, what is not declared."""
     guard = Rule(
         chain=Chain.PREROUTING, family=place.family, owner=place.owner, interface=place.entry

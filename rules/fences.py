@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 
-from rules.desired import entry_link, global_addresses, label
+from rules.desired import label
 from rules.isolation import WHOLE, Register
 from rules.model import (
     Address,
@@ -22,6 +22,7 @@ from rules.model import (
     Protocol,
     Surroundings,
 )
+from rules.places import entry_link, global_addresses
 from rules.policies import (
     Direction,
     IpBlock,

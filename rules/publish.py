@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from rules.allotment import holder_of, name_of, wishes
-from rules.desired import is_global, label
+from rules.desired import label
 from rules.model import (
     OWN,
     Address,
@@ -28,6 +28,7 @@ from rules.model import (
 )
 from rules.node_ports import Allocations
 from rules.occupied import Occupied
+from rules.places import is_global
 from rules.ports import PortRange, coalesce, subtract
 from rules.services import Endpoint, Publication, Service, ServicePort, ServiceType
 from rules.values import Value

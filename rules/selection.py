@@ -5,8 +5,9 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
-from rules.desired import claimed, entry_link, global_addresses
+from rules.desired import claimed
 from rules.model import Address, Family, Machine, Protocol, Surroundings
+from rules.places import entry_link, global_addresses
 from rules.ports import PortRange, coalesce, subtract
 from rules.problems import shown
 from rules.services import Endpoint, Publication, Service, ServicePort, ServiceType

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from rules.desired import LOOPBACK
 from rules.model import OWN, Address, Chain, Family, Members, Peers, Protocol, Rule
-from rules.render import share
+from rules.places import LOOPBACK
 from rules.values import Value, replace
+from rules.words import share
 
 NOBODY: Mapping[Peers, Members] = MappingProxyType({})
 

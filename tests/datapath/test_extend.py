@@ -14,8 +14,8 @@ from agent.kernel.lab import POD, Lab
 from agent.kernel.live import LiveKernel
 from agent.kernel.probe import asks, connected, echoing, reached
 from agent.reconcile import keep, wish_of
-from rules.desired import LOOPBACK
 from rules.model import FORWARDED, Address, Chain, Claim, Family, Machine, Protocol
+from rules.places import LOOPBACK
 from rules.ports import PortRange
 from rules.values import replace
 from tests.datapath.traffic import sockets

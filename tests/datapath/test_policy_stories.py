@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agent.metrics import DROPPED
+from agent.traffic import DROPPED
 from rules.model import FORWARDED, Family
 from tests.datapath.policing import (
     ALL4,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.kernel.memory import MemoryNamespace
 from rules.conflicts import conflicts
-from rules.desired import LABEL_BYTES, LOOPBACK, desire, label
+from rules.desired import LABEL_BYTES, desire, label
 from rules.flows import Flow, forgotten
 from rules.model import (
     FORWARDED,
@@ -37,6 +37,7 @@ from rules.nft_foreseen import are_elements, carried_out, is_for
 from rules.nft_listing import decode
 from rules.nft_script import script
 from rules.nft_steps import steps as steps_of
+from rules.places import LOOPBACK
 from rules.plan import Plan, Table, diff
 from rules.ports import HIGHEST, LOWEST, PortRange, coalesce, subtract
 from rules.render import plan_json, plan_text, summary

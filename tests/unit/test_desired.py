@@ -7,8 +7,9 @@ from ipaddress import ip_address
 import pytest
 
 from rules.conflicts import conflicts
-from rules.desired import LABEL_BYTES, Made, desire, is_global, label
+from rules.desired import LABEL_BYTES, Made, desire, label
 from rules.model import Chain, Family, Guest, Machine, Pending, Rule, Surroundings, Sysctl
+from rules.places import is_global
 from rules.problems import Problem
 from rules.values import replace
 from tests.unit.samples import (

@@ -25,9 +25,9 @@ from rules.model import (
 from rules.nft_script import script
 from rules.plan import diff
 from rules.ports import PortRange
-from rules.render import action, target
 from rules.trace import Packet, explained, trace
 from rules.values import replace
+from rules.words import action, target
 from tests.unit.samples import POD, claim, machine
 
 BESIDE = replace(POD, kubevirt=frozenset(Family))

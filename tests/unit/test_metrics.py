@@ -10,8 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from agent.errors import Failure
-from agent.metrics import MOST_PROCESSES, MOST_SERIES, REMEMBERED, Metrics, Odometer
+from agent.metrics import MOST_PROCESSES, Metrics
 from agent.status import Standing, State, Status
+from agent.traffic import MOST_SERIES, REMEMBERED, Odometer
 from rules.model import Chain, Live, Rule
 from rules.problems import Problem
 from rules.values import replace

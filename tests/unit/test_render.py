@@ -23,16 +23,9 @@ from rules.model import (
 )
 from rules.plan import Plan, SysctlChange, Table, diff
 from rules.problems import OddNumeral, Problem
-from rules.render import (
-    live_text,
-    plan_json,
-    plan_text,
-    problem_json,
-    rule_json,
-    rule_words,
-    summary,
-)
+from rules.render import plan_json, plan_text, problem_json, summary
 from rules.values import replace
+from rules.words import live_text, rule_json, rule_words
 from tests.unit.samples import OWNER, answerable, egress, forward, from_inside
 from tests.unit.test_plan import FENCE, GATE, GUARD, GUEST, RESUMING, fenced, holding, some
 

@@ -8,8 +8,8 @@ from rules import nft, nft_listing, nft_script, xtables
 from rules.model import Chain, Family, Protocol, Rule
 from rules.plan import Plan, Table
 from rules.ports import PortRange
-from rules.render import rule_json, target
 from rules.trace import explained
+from rules.words import rule_json, target
 
 RANGE = Rule(
     chain=Chain.PREROUTING,

@@ -1,0 +1,125 @@
+"""Rules as people and programs read them: the columns of a line, and JSON."""
+
+from collections.abc import Sequence
+
+from rules.model import (
+    OWN,
+    Chain,
+    Detour,
+    Live,
+    Rule,
+    Share,
+)
+from rules.plan import order
+
+Json = dict[str, object]
+
+
+def rule_json(rule: Rule) -> Json:
+    """A rule as a plan's JSON has it; what is absent means any."""
+    fields: Json = {
+        "owner": rule.owner,
+        "chain": rule.chain.value,
+        "family": rule.family.value,
+        "action": action(rule),
+        "protocol": rule.protocol.value if rule.protocol else None,
+        "ports": str(rule.ports) if rule.ports else None,
+        "interface": rule.interface,
+        "source": str(rule.source) if rule.source else None,
+        "destination": destination(rule) if rule.destination else None,
+        "to": str(rule.to) if rule.to else None,
+        "to_port": str(rule.to_ports) if rule.to_ports else None,
+        "peers": str(rule.peers or rule.peer) if rule.peers or rule.peer else None,
+        "share": share(rule.share) if rule.share else None,
+        "sent_back": list(rule.detour.links) or None if rule.detour else None,
+        "sent_on": [str(one) for one in rule.detour.remote] or None if rule.detour else None,
+    }
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def live_text(live: Sequence[Live]) -> list[str]:
+    """Rules as they are, a line each, with what went through them."""
+    return aligned(
+        [
+            [*rule_words(one.rule), f"{one.packets} packets", f"{one.octets} bytes"]
+            for one in sorted(live, key=lambda one: order(one.rule))
+        ]
+    )
+
+
+def rule_words(rule: Rule) -> list[str]:
+    """A rule in the columns of a line: where, what, where to, whose."""
+    what = f"{rule.protocol.value} {rule.ports}" if rule.protocol else "everything"
+    if rule.chain is Chain.FORWARD:
+        what = _filtered(rule, what)
+    elif rule.source is not None:
+        what += f" from {rule.source}"
+    if rule.destination is not None and rule.chain is not Chain.FORWARD:
+        what += f" to {destination(rule)}"
+    if rule.share is not None:
+        what += f" ({share(rule.share)})"
+    if rule.detour is not None:
+        what = f"{detour(rule.detour)}"
+    if rule.interface is not None:
+        what += f" {'via' if rule.chain is Chain.POSTROUTING else 'on'} {rule.interface}"
+    return [rule.family.value, rule.chain.value, what, f"-> {target(rule)}", rule.owner]
+
+
+def _filtered(rule: Rule, what: str) -> str:
+    """What a rule in forward is about, and between whom."""
+    if rule.resumes:
+        return "what belongs to open flows"
+    others = rule.peers or rule.peer or "anybody"
+    if rule.destination is not None:
+        return f"{what} to {rule.destination} from {others}"
+    return f"{what} from {rule.source} to {others}"
+
+
+def destination(rule: Rule) -> str:
+    """The address that packets are for."""
+    own = rule.destination == OWN[rule.family]
+    return "the node" if own else str(rule.destination)
+
+
+def share(part: Share) -> str:
+    """How many of the flows go there."""
+    return f"{len(part.at)} of {part.of} {'clients' if part.client else 'flows'}"
+
+
+def detour(way: Detour) -> str:
+    """Which flows are given an address of ours, so that their answers come back to us."""
+    if way.links:
+        return f"sent back over {', '.join(way.links)}"
+    return f"sent on to {', '.join(map(str, way.remote))}"
+
+
+def target(rule: Rule) -> str:
+    """Where a rule sends a packet, or whose address it gives it."""
+    if rule.chain is Chain.FORWARD:
+        return action(rule)
+    if rule.to is None:
+        return "itself (guard)" if rule.guards else "masquerade"
+    if rule.chain is Chain.POSTROUTING:
+        return f"from {rule.to}"
+    return f"{rule.to} {rule.to_ports}" if rule.to_ports else str(rule.to)
+
+
+def action(rule: Rule) -> str:
+    """What a rule does with a packet."""
+    if rule.chain is Chain.FORWARD:
+        return "accept" if rule.accepts else "drop"
+    if rule.chain is not Chain.POSTROUTING:
+        return "guard" if rule.guards else "dnat"
+    return "masquerade" if rule.to is None else "snat"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns padded to one width; a row of one word stands for itself."""
+    width: dict[int, int] = {}
+    for row in rows:
+        for column, word in enumerate(row[:-1]):
+            width[column] = max(width.get(column, 0), len(word))
+    return [
+        "  ".join([*(f"{word:{width[i]}}" for i, word in enumerate(row[:-1])), row[-1]])
+        for row in rows
+    ]
