@@ -8,8 +8,8 @@ from agent.errors import Failure, NoNamespace
 from agent.kernel.kinds import Kernel
 from rules.model import Live, Observed
 from rules.plan import order
-from rules.render import live_text, rule_json
 from rules.values import Value
+from rules.words import live_text, rule_json
 
 
 class Held(Value):
