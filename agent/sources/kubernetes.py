@@ -9,57 +9,33 @@ the newest word, whatever else is wrong with it. An API server that does not ans
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 
 from agent.config import Kubernetes
-from agent.sources import files
 from agent.sources.api import Api
 from agent.sources.credentials import Credentials
 from agent.sources.ears import Ears
 from agent.sources.feedback import NORMAL, WARNING, Feedback
 from agent.sources.following import Follower, Shared, followed
-from agent.sources.granting import grant
+from agent.sources.instances import Instances, Serves
 from agent.sources.kubeconfig import load
 from agent.sources.lawful import Lawful
 from agent.sources.listening import troubles
 from agent.sources.meaning import Enough, Meaning, Progress, Tiding
 from agent.sources.published import Published
-from agent.sources.settled import settle
 from agent.sources.store import Store
 from agent.sources.vmis import (
-    POD,
-    Object,
-    Place,
     Reference,
     Vmi,
-    decoded,
-    kept,
-    place,
-    placed,
-    recalled,
-    shut,
-    understood,
 )
-from rules.model import Machine
-from rules.problems import Problem
-from rules.values import Value, replace
+from rules.values import replace
 
 FOLD = 0.003  # seconds: what is told within so short a time is read together
 LONGEST_FOLD = 0.05
 FIRST = 2.0  # seconds that the first look waits for the API server
 AGAIN = 1.0  # seconds until whose a pod is, that several name, is found out again
 GOODBYE = 0.2  # seconds for a thread to end
-
-
-class _Known(Value, kw_only=True):
-    """An instance as last read."""
-
-    vmi: Vmi
-    document: Object
-    says: tuple[Machine, ...]
-    problems: tuple[Problem, ...]
-    place: Place
 
 
 class Cluster:
@@ -72,28 +48,17 @@ class Cluster:
         store: Store,
         beat: Progress = lambda: None,
         *,
-        serves: Callable[[str], str] = lambda _: "",
+        serves: Serves = lambda _: "",
         services: bool = False,
         policies: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Where several instances name one pod, `serves` tells by its UID which it serves. Services
         are asked for only by who wants to publish them, and policies by who enforces them."""
-        self._node, self._store, self._clock, self._serves = node, store, clock, serves
+        self._node, self._clock = node, clock
         self._ask_again: float | None = None  # when, whose a pod is
         self.warnings = credentials.warnings
-        self._texts = store.load()  # the last good ones, by label
-        self._recalled: dict[str, Vmi] = {}
-        self._known: dict[str, _Known] = {}
-        self._good: dict[str, Object] = {}  # what each said when it was last understood
-        self._meanings: dict[str, tuple[Machine, ...]] = {}
-        self._holders: Mapping[str, str] = {}  # of each pod, the instance that has it
-        self._stored: dict[str, tuple[Object, Object, tuple[str, ...]]] = {}  # what made the texts
-        self._strange: set[str] = set()  # namespaces of what another source had stored
-        for label, text in sorted(self._texts.items()):
-            self._recall(label, text)
-            beat()
-        self._placed: dict[tuple[str, str], tuple[Machine, Place, Machine]] = {}
+        self._instances = Instances(node, store, serves, beat)
         self.meaning = Meaning(unreadable="it was not read yet")
         self._anew = False  # whether all is to be read again
         self._looked = False
@@ -117,7 +82,7 @@ class Cluster:
     @property
     def namespaces(self) -> frozenset[str]:
         """Where the machines are that were last known, also to an earlier run."""
-        return frozenset({f"{POD}{pod}" for pod in self._holders} | self._strange)
+        return self._instances.namespaces
 
     @property
     def due(self) -> float | None:
@@ -152,7 +117,7 @@ class Cluster:
             views = [one.seen for one in self._followers]
             listed = all(one.listed for one in self._followers)
             away = troubles(*(one.listener for one in self._followers))
-        seen: dict[str, Vmi] = {} if listed else dict(self._recalled)
+        seen: dict[str, Vmi] = {} if listed else dict(self._instances.recalled)
         for view in views:
             for label, vmi in view.items():
                 if label not in seen or vmi.newer(seen[label]):
@@ -160,8 +125,9 @@ class Cluster:
         if not listed and not away:
             away = f"the instances of node {self._node} were not listed yet"
         anew, self._anew = self._anew, False
-        self._look(seen, beat, anew=anew)
-        meaning = self._with_services(self._settled(away), beat, anew=anew)
+        meaning = self._instances.look(seen, beat, unreadable=away, anew=anew)
+        self._ask_again = self._clock() + AGAIN if self._instances.disputed else None
+        meaning = self._with_services(meaning, beat, anew=anew)
         if first and self._lawful is not None:
             # Only who knows the machines knows whom else to ask for.
             self._lawful.look(meaning.machines, beat)
@@ -197,31 +163,11 @@ class Cluster:
     def remember(self, beat: Progress = lambda: None, enough: Enough = lambda: False) -> bool:
         """Store what changed of the last good texts, for the next run, until it is enough; whether
         that was all."""
-        if self.meaning.unreadable:
-            return True
-        self._recalled = {}
-        for label in self._texts.keys() - self._good.keys():
-            self._store.drop(label)
-            del self._texts[label]
-        for label, good in self._good.items():
-            made = good, self._known[label].document, self._pods(label)
-            if self._stored.get(label) == made:
-                continue
-            text = kept(*made, self._node)
-            if self._texts.get(label) != text:
-                if not self._store.keep(label, text):
-                    continue  # the next time
-                self._texts[label] = text
-                beat()
-            self._stored[label] = made
-            if enough():
-                return False
-        return True
+        return bool(self.meaning.unreadable) or self._instances.remember(beat, enough)
 
     def tell(self, machine: str, tiding: Tiding, message: str) -> None:
         """As an event on the instance, the Service or the policy."""
-        known = self._known.get(machine)
-        reference = known.vmi.reference if known is not None else None
+        reference = self._instances.reference(machine)
         for others in (self._published, self._lawful):
             if reference is None and others is not None:
                 reference = others.reference(machine)
@@ -233,7 +179,7 @@ class Cluster:
     def references(self) -> dict[str, Reference]:
         """The instances, by the names of their machines, and the Services by theirs."""
         services = self._published.references if self._published else {}
-        return services | {label: known.vmi.reference for label, known in self._known.items()}
+        return services | self._instances.references
 
     def traffic(self) -> dict[str, int]:
         """With the API server."""
@@ -282,92 +228,6 @@ class Cluster:
             return False
         return True
 
-    def _recall(self, label: str, text: str) -> None:
-        vmi = recalled(text)
-        if vmi is None or vmi.label != label:
-            self._strange |= {one.netns for one in files.understood(label, text).machines}
-            return
-        known = self._understood(vmi)
-        if not known.problems:
-            self._recalled[label] = vmi
-            self._known[label] = known
-            self._good[label], self._meanings[label] = known.document, known.says
-            self._holders = {**self._holders, **dict.fromkeys(known.place.pods, label)}
-
-    def _look(self, seen: Mapping[str, Vmi], beat: Progress, *, anew: bool) -> None:
-        before, self._known = self._known, {}
-        for label, vmi in sorted(seen.items()):
-            known = before.get(label)
-            same = known is not None and (known.vmi.uid, known.vmi.text) == (vmi.uid, vmi.text)
-            if known is not None and same and not anew:
-                self._known[label] = known if known.vmi is vmi else replace(known, vmi=vmi)
-                continue
-            if known is not None and known.vmi.uid != vmi.uid:  # another of the same name
-                self._forget(label)
-            self._known[label] = self._understood(vmi)
-            beat()
-        for label in before.keys() - seen.keys():
-            self._forget(label)
-
-    def _forget(self, label: str) -> None:
-        self._good.pop(label, None)
-        self._meanings.pop(label, None)
-
-    def _understood(self, vmi: Vmi) -> _Known:
-        document = decoded(vmi.text)
-        says, problems = understood(vmi, document)
-        where = place(document, self._node)
-        return _Known(vmi=vmi, document=document, says=says, problems=problems, place=where)
-
-    # ------------------------------------------------------------------------------- meaning
-
-    def _settled(self, unreadable: str) -> Meaning:
-        known = self._known
-        settled = settle(
-            self._meanings,
-            {label: None if one.problems else one.says for label, one in known.items()},
-        )
-        self._good |= {
-            label: one.document for label, one in known.items() if label not in settled.held
-        }
-        held = tuple(sorted(settled.held & self._meanings.keys()))
-        # What one without a meaning declares can run in its own pods only, which nobody else has:
-        # nobody else's rules need stay for it.
-        self._meanings = {
-            label: machines
-            for label, machines in settled.meanings.items()
-            if label not in settled.held or label in self._meanings
-        }
-        closed = {
-            label: machines
-            for label, one in known.items()
-            if label not in self._meanings and (machines := shut(one.vmi, one.document))
-        }
-        granted = grant(
-            {label: one.place.pods for label, one in known.items()}, self._holders, self._served
-        )
-        self._holders = granted.holders
-        self._ask_again = self._clock() + AGAIN if granted.problems else None
-        return Meaning(
-            machines=self._everywhere({**self._meanings, **closed}),
-            shut=tuple(sorted(closed)),
-            problems=(
-                *(problem for one in known.values() for problem in one.problems),
-                *settled.problems,
-                *granted.problems,
-            ),
-            skipped=tuple(
-                f"{label}: {odd} in status.activePods is no pod"
-                for label, one in known.items()
-                for odd in one.place.odd
-            ),
-            held=held,
-            count=len(known),
-            unreadable=unreadable,
-            contested=granted.contested,
-            instances={pod: known[label].vmi.uid for pod, label in granted.holders.items()},
-        )
-
     def _with_services(self, meaning: Meaning, beat: Progress, *, anew: bool) -> Meaning:
         """Whatever is wrong with Services, machines are served all the same."""
         published = self._published
@@ -402,36 +262,12 @@ class Cluster:
             shut=(*meaning.shut, *view.shut),
         )
 
-    def _served(self, pod: str) -> str:
-        """The instance that the launcher in a pod was started for."""
-        uid = self._serves(pod)
-        labels = [label for label, one in self._known.items() if uid and one.vmi.uid == uid]
-        return labels[0] if labels else ""
-
-    def _everywhere(self, meanings: Mapping[str, tuple[Machine, ...]]) -> tuple[Machine, ...]:
-        """Every machine in each of its pods; what did not change is the very same."""
-        before, self._placed = self._placed, {}
-        for label, machines in sorted(meanings.items()):
-            where = self._known[label].place
-            for machine in machines:
-                for pod in self._pods(label):
-                    known = before.get((label, pod))
-                    if known is None or known[0] != machine or known[1] is not where:
-                        known = machine, where, placed(machine, where, pod)
-                    self._placed[label, pod] = known
-        return tuple(known[2] for known in self._placed.values())
-
-    def _pods(self, label: str) -> tuple[str, ...]:
-        """The pods on this node that are an instance's, and nobody else's."""
-        pods = self._known[label].place.pods
-        return tuple(pod for pod in pods if self._holders.get(pod) == label)
-
 
 def connected(
     config: Kubernetes,
     store: Store,
     beat: Progress,
-    serves: Callable[[str], str],
+    serves: Serves,
     *,
     policies: bool = False,
 ) -> Cluster:

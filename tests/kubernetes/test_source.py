@@ -140,7 +140,7 @@ def test_every_field_of_a_real_instance_is_borne(vmis: Machines, node: str, aske
     vmis.make(realistic("web", node))
     meaning = asked.has("web")
     assert not meaning.problems
-    [text] = asked.source._texts.values()
+    [text] = asked.source._instances._texts.values()
     assert len(text) < 2000
     assert "cloudInit" not in text
 

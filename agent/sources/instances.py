@@ -1,0 +1,214 @@
+"""What the VirtualMachineInstances of a node mean together: each as it was last understood, in the
+pods that are its own.
+
+What cannot be understood keeps its last good meaning, also over a restart; where it runs is taken
+from the newest word, whatever else is wrong with it.
+"""
+
+from collections.abc import Callable, Mapping
+
+from agent.sources import files
+from agent.sources.granting import grant
+from agent.sources.meaning import Enough, Meaning, Progress
+from agent.sources.settled import settle
+from agent.sources.store import Store
+from agent.sources.vmis import (
+    POD,
+    Object,
+    Place,
+    Reference,
+    Vmi,
+    decoded,
+    kept,
+    place,
+    placed,
+    recalled,
+    shut,
+    understood,
+)
+from rules.model import Machine
+from rules.problems import Problem
+from rules.values import Value, replace
+
+Serves = Callable[[str], str]  # the UID of a pod → that of the instance that it serves
+
+
+class _Known(Value, kw_only=True):
+    """An instance as last read."""
+
+    vmi: Vmi
+    document: Object
+    says: tuple[Machine, ...]
+    problems: tuple[Problem, ...]
+    place: Place
+
+
+class Instances:
+    """Those that run on a node, or are about to. Where several name one pod, `serves` tells which
+    it serves."""
+
+    def __init__(self, node: str, store: Store, serves: Serves, beat: Progress) -> None:
+        self._node, self._store, self._serves = node, store, serves
+        self._texts = store.load()  # the last good ones, by label
+        self.recalled: dict[str, Vmi] = {}  # that an earlier run knew
+        self._known: dict[str, _Known] = {}
+        self._good: dict[str, Object] = {}  # what each said when it was last understood
+        self._meanings: dict[str, tuple[Machine, ...]] = {}
+        self._holders: Mapping[str, str] = {}  # of each pod, the instance that has it
+        self._stored: dict[str, tuple[Object, Object, tuple[str, ...]]] = {}  # what made the texts
+        self._strange: set[str] = set()  # namespaces of what another source had stored
+        self._placed: dict[tuple[str, str], tuple[Machine, Place, Machine]] = {}
+        self.disputed = False  # whether it could not be told of some pod whose it is
+        for label, text in sorted(self._texts.items()):
+            self._recall(label, text)
+            beat()
+
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """Where the machines are that were last known, also to an earlier run."""
+        return frozenset({f"{POD}{pod}" for pod in self._holders} | self._strange)
+
+    def reference(self, label: str) -> Reference | None:
+        known = self._known.get(label)
+        return known.vmi.reference if known is not None else None
+
+    @property
+    def references(self) -> dict[str, Reference]:
+        return {label: known.vmi.reference for label, known in self._known.items()}
+
+    def look(
+        self, seen: Mapping[str, Vmi], beat: Progress, *, unreadable: str, anew: bool
+    ) -> Meaning:
+        """What these mean; only those of which something changed are read again."""
+        self._look(seen, beat, anew=anew)
+        return self._settled(unreadable)
+
+    def remember(self, beat: Progress, enough: Enough) -> bool:
+        """Store what changed of the last good texts, for the next run, until it is enough; whether
+        that was all."""
+        self.recalled = {}
+        for label in self._texts.keys() - self._good.keys():
+            self._store.drop(label)
+            del self._texts[label]
+        for label, good in self._good.items():
+            made = good, self._known[label].document, self._pods(label)
+            if self._stored.get(label) == made:
+                continue
+            text = kept(*made, self._node)
+            if self._texts.get(label) != text:
+                if not self._store.keep(label, text):
+                    continue  # the next time
+                self._texts[label] = text
+                beat()
+            self._stored[label] = made
+            if enough():
+                return False
+        return True
+
+    def _recall(self, label: str, text: str) -> None:
+        vmi = recalled(text)
+        if vmi is None or vmi.label != label:
+            self._strange |= {one.netns for one in files.understood(label, text).machines}
+            return
+        known = self._understood(vmi)
+        if not known.problems:
+            self.recalled[label] = vmi
+            self._known[label] = known
+            self._good[label], self._meanings[label] = known.document, known.says
+            self._holders = {**self._holders, **dict.fromkeys(known.place.pods, label)}
+
+    def _look(self, seen: Mapping[str, Vmi], beat: Progress, *, anew: bool) -> None:
+        before, self._known = self._known, {}
+        for label, vmi in sorted(seen.items()):
+            known = before.get(label)
+            same = known is not None and (known.vmi.uid, known.vmi.text) == (vmi.uid, vmi.text)
+            if known is not None and same and not anew:
+                self._known[label] = known if known.vmi is vmi else replace(known, vmi=vmi)
+                continue
+            if known is not None and known.vmi.uid != vmi.uid:  # another of the same name
+                self._forget(label)
+            self._known[label] = self._understood(vmi)
+            beat()
+        for label in before.keys() - seen.keys():
+            self._forget(label)
+
+    def _forget(self, label: str) -> None:
+        self._good.pop(label, None)
+        self._meanings.pop(label, None)
+
+    def _understood(self, vmi: Vmi) -> _Known:
+        document = decoded(vmi.text)
+        says, problems = understood(vmi, document)
+        where = place(document, self._node)
+        return _Known(vmi=vmi, document=document, says=says, problems=problems, place=where)
+
+    def _settled(self, unreadable: str) -> Meaning:
+        known = self._known
+        settled = settle(
+            self._meanings,
+            {label: None if one.problems else one.says for label, one in known.items()},
+        )
+        self._good |= {
+            label: one.document for label, one in known.items() if label not in settled.held
+        }
+        held = tuple(sorted(settled.held & self._meanings.keys()))
+        # What one without a meaning declares can run in its own pods only, which nobody else has:
+        # nobody else's rules need stay for it.
+        self._meanings = {
+            label: machines
+            for label, machines in settled.meanings.items()
+            if label not in settled.held or label in self._meanings
+        }
+        closed = {
+            label: machines
+            for label, one in known.items()
+            if label not in self._meanings and (machines := shut(one.vmi, one.document))
+        }
+        granted = grant(
+            {label: one.place.pods for label, one in known.items()}, self._holders, self._served
+        )
+        self._holders = granted.holders
+        self.disputed = bool(granted.problems)
+        return Meaning(
+            machines=self._everywhere({**self._meanings, **closed}),
+            shut=tuple(sorted(closed)),
+            problems=(
+                *(problem for one in known.values() for problem in one.problems),
+                *settled.problems,
+                *granted.problems,
+            ),
+            skipped=tuple(
+                f"{label}: {odd} in status.activePods is no pod"
+                for label, one in known.items()
+                for odd in one.place.odd
+            ),
+            held=held,
+            count=len(known),
+            unreadable=unreadable,
+            contested=granted.contested,
+            instances={pod: known[label].vmi.uid for pod, label in granted.holders.items()},
+        )
+
+    def _served(self, pod: str) -> str:
+        """The instance that the launcher in a pod was started for."""
+        uid = self._serves(pod)
+        labels = [label for label, one in self._known.items() if uid and one.vmi.uid == uid]
+        return labels[0] if labels else ""
+
+    def _everywhere(self, meanings: Mapping[str, tuple[Machine, ...]]) -> tuple[Machine, ...]:
+        """Every machine in each of its pods; what did not change is the very same."""
+        before, self._placed = self._placed, {}
+        for label, machines in sorted(meanings.items()):
+            where = self._known[label].place
+            for machine in machines:
+                for pod in self._pods(label):
+                    known = before.get((label, pod))
+                    if known is None or known[0] != machine or known[1] is not where:
+                        known = machine, where, placed(machine, where, pod)
+                    self._placed[label, pod] = known
+        return tuple(known[2] for known in self._placed.values())
+
+    def _pods(self, label: str) -> tuple[str, ...]:
+        """The pods on this node that are an instance's, and nobody else's."""
+        pods = self._known[label].place.pods
+        return tuple(pod for pod in pods if self._holders.get(pod) == label)
