@@ -63,6 +63,31 @@ def fenced(
     return tuple(_fenced(machine, register) for machine in machines)
 
 
+def unprotected(machines: Iterable[Machine], laws: Laws) -> list[str]:
+    """Whom policies select although nothing of theirs passes through rules of ours."""
+    others = [one for one in machines if one.masquerade is None] if laws.policies else []
+    register = Register(laws.policies, ())
+    return [
+        f"{machine}: {', '.join(names)} select it, without effect: no interface is masqueraded"
+        for machine in others
+        if (names := _selecting(machine, register))
+    ]
+
+
+def idle(machines: Iterable[Machine], laws: Laws) -> list[str]:
+    """Policies that select none of these machines."""
+    register = Register(laws.policies, ())
+    busy = {name for machine in machines for name in _selecting(machine, register)}
+    return [
+        f"{name} selects no machine of these manifests, so it changes nothing"
+        for name in sorted({str(policy) for policy in laws.policies} - busy)
+    ]
+
+
+def _selecting(machine: Machine, register: Register) -> list[str]:
+    return sorted({str(one) for way in Direction for one in register.selecting(machine, way)})
+
+
 def _addresses(machine: Machine, links: Surroundings | None) -> tuple[Address, ...]:
     """Where others reach it: as it is said to be, or as its namespace has it."""
     if machine.addresses or machine.masquerade is None or links is None:

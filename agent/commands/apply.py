@@ -36,7 +36,7 @@ def apply(  # noqa: PLR0913 - the options of the command
     failures += refusals(found)
     if found or not failures:
         say_plans(console, [intent.plan for intent in found])
-    say_notes(console, snapshot.machines, found)
+    say_notes(console, snapshot, found)
     due = [intent for intent in found if not intent.plan.empty]
     if due and not confirm("Apply this plan?"):
         raise Failure("nothing was applied", "Answer y, or give --yes")

@@ -9,8 +9,8 @@ from agent.reconcile import Intent, by_namespace, intend, intend_from_nothing, w
 from agent.sources.files import Snapshot
 from rules.conflicts import conflicts
 from rules.desired import desire
-from rules.fences import fenced
-from rules.model import NODE, Desired, Machine, Surroundings
+from rules.fences import fenced, idle, unprotected
+from rules.model import NODE, Desired, Surroundings
 from rules.plan import Plan
 from rules.problems import Problem
 from rules.render import plan_text, summary
@@ -120,12 +120,15 @@ def say_plans(console: Console, plans: Sequence[Plan]) -> None:
     console.say(summary(plans))
 
 
-def say_notes(console: Console, machines: Sequence[Machine], found: Sequence[Intent]) -> None:
+def say_notes(console: Console, snapshot: Snapshot, found: Sequence[Intent]) -> None:
     """What gets no rule, and why: not ours, or not yet."""
+    machines, laws = snapshot.machines, snapshot.laws
     for machine in machines:
         for other in machine.not_ours:
             name = f"{machine}/{other.interface}" if other.interface else str(machine)
             console.say(f"not ours: {name}: {other.reason}")
+    for line in (*unprotected(machines, laws), *idle(machines, laws)):
+        console.say(f"no effect: {line}")
     for intent in found:
         for note in intent.desired.notes:
             console.say(f"note in namespace {intent.plan.netns}: {note}")

@@ -64,7 +64,7 @@ def plan(  # noqa: PLR0913 - the options of the command
             console.say(f"namespace {intent.plan.netns}: {intent.backend} ({intent.reason})")
         if plans or not failures:
             say_plans(console, plans)
-        say_notes(console, snapshot.machines, found)
+        say_notes(console, snapshot, found)
     if failures:
         return failed(console, failures)
     return CHANGES if detailed and any(not one.empty for one in plans) else OK

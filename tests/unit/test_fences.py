@@ -8,7 +8,7 @@ from ipaddress import ip_address, ip_network
 import pytest
 
 from rules.desired import LABEL_BYTES, desire
-from rules.fences import Laws, fenced
+from rules.fences import Laws, fenced, idle, unprotected
 from rules.model import (
     Chain,
     Desired,
@@ -499,3 +499,14 @@ def test_it_is_said_whose_word_a_machine_is_held_to() -> None:
     stem = f"{vm().owner}: it"
     found = [note for note in desire([fenced_one], None).notes if note.startswith(stem)]
     assert found == [f"{stem} hears only what NetworkPolicy/shop/p allow"]
+
+
+def test_policies_without_effect_are_named() -> None:
+    bare = replace(vm(), masquerade=None)
+    everybody = policy("podSelector: {}", "a")
+    laws = Laws(policies=(everybody, replace(everybody, namespace="elsewhere", name="b")))
+    [line] = unprotected([bare, vm()], laws)
+    assert line.startswith(f"{bare}: {everybody} select it, without effect")
+    [line] = idle([bare], laws)
+    assert line.startswith("NetworkPolicy/elsewhere/b selects no machine")
+    assert unprotected([vm()], laws) == unprotected([bare], Laws()) == []
