@@ -21,6 +21,10 @@ from agent.sources.api import Api
 from agent.sources.kubeconfig import load
 from rules.manifests.metadata import is_subdomain
 
+KINDS = (
+    *("vmi", "vmis", "virtualmachineinstance", "virtualmachineinstances"),
+    *("vm", "vms", "virtualmachine", "virtualmachines"),
+)
 IN_A_POD = "KUBERNETES_SERVICE_HOST"
 EPILOG = (
     "Exit codes: 0 done, 1 failed, 64 usage, 65 bad ranges, 75 try again, 77 not permitted, "
@@ -91,7 +95,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     add = command.add_argument
-    add("name", metavar="VMI", type=_name, help="an instance, or a VirtualMachine that has none")
+    add(
+        "name", metavar="VMI", type=_instance, help="an instance, or a VirtualMachine that has none"
+    )
     if name == "explain":
         add("what", metavar="PROTO/PORT", type=protocol_and_port, help="such as tcp/8080")
         add("--from", dest="source", metavar="ADDR", type=address_of, help="who sends")
@@ -100,6 +106,12 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     add("-n", "--namespace", metavar="NS", type=_name, help="without it, the context's own")
     add("--context", default="", metavar="NAME", help="without it, the current one")
     add("--kubeconfig", default="", metavar="FILE", help="without it, found as kubectl does")
+
+
+def _instance(text: str) -> str:
+    """Also as kubectl prints and takes it: vmi/desktop."""
+    kind, slash, name = text.rpartition("/")
+    return _name(name if slash and kind.partition(".")[0] in KINDS else text)
 
 
 def _name(text: str) -> str:

@@ -55,7 +55,7 @@ def plan(instance: Instance, console: Console, *, output: str = "text") -> int:
         console.say_json(plan_json(plans, problems))
     elif not problems:
         say_plans(console, plans)
-        say_notes(console, instance.snapshot.machines, found)
+        say_notes(console, instance.snapshot, found)
         if instance.guarded:
             console.say(BESIDE)
     return BAD_MANIFEST if problems else OK

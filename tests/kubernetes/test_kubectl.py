@@ -133,6 +133,7 @@ def test_a_plan_tells_what_an_agent_would_forward(machines: Machines, ask: Ask) 
     text = ask("plan", "web").stdout
     assert "prerouting   tcp 1000-2000 on ovn-udn1" in text
     assert "Where KubeVirt's own rules are live" in text
+    assert ask("plan", "vmi/web").stdout == text
     told = json.loads(ask("plan", "web", "-o", "json").stdout)
     rules = [one["after"] for one in told["changes"] if "kind" not in one]
     assert {
@@ -299,6 +300,8 @@ def test_whoever_lacks_a_right_is_told_which(
         ["plan"],
         ["plan", "web", "-o", "yaml"],
         ["plan", "../../../../api/v1/secrets"],
+        ["plan", "vmi/../web"],
+        ["plan", "pod/web"],
         ["status", "web", "-n", "a/b"],
         ["explain", "web", "icmp/1"],
         ["explain", "web", "tcp/80", "--from", "here"],
