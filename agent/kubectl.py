@@ -95,9 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     add = command.add_argument
-    add(
-        "name", metavar="VMI", type=_instance, help="an instance, or a VirtualMachine that has none"
-    )
+    add("name", metavar="VMI", type=_instance, help="an instance, or a machine that has none")
     if name == "explain":
         add("what", metavar="PROTO/PORT", type=protocol_and_port, help="such as tcp/8080")
         add("--from", dest="source", metavar="ADDR", type=address_of, help="who sends")

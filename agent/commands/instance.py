@@ -71,7 +71,7 @@ def explain(
     console.say(instance.label)
     for line in explained(rules, *what, sender):
         console.say(f"  {line}")
-    say_notes(console, instance.snapshot.machines, ())
+    say_notes(console, instance.snapshot, ())
     if instance.guarded:
         console.say(BESIDE)
     return OK
