@@ -135,14 +135,15 @@ def _applied(kept: Kept, what: str) -> str:
 
 def _words(plan: Plan) -> str:
     """What a commit did, in a few words."""
+    peers = sum(
+        len(plan.sets.get(one, NOBODY) ^ plan.sets_before.get(one, NOBODY))
+        for one in {*plan.sets, *plan.sets_before}
+    )
     counts = {
         "added": len(plan.add),
         "changed": len(plan.change),
         "removed": len(plan.remove) + len(plan.leftovers),
-        "addresses of peers": sum(
-            len(plan.sets.get(one, NOBODY) ^ plan.sets_before.get(one, NOBODY))
-            for one in {*plan.sets, *plan.sets_before}
-        ),
+        "address of peers" if peers == 1 else "addresses of peers": peers,
         "setting" if len(plan.sysctls) == 1 else "settings": len(plan.sysctls),
     }
     said = [f"{count} {word}" for word, count in counts.items() if count]

@@ -16,6 +16,7 @@ from rules.node_ports import (
     Refused,
     allocate,
     assign,
+    outside,
     rebuild,
     release,
 )
@@ -70,11 +71,11 @@ def allot(
     publications: Iterable[Publication],
     avoid: Iterable[PortRange] = (),
     *,
-    only_firsts: bool = False,
+    runs_within: PortRange | None = None,
 ) -> Allotment:
     """Who has what already keeps it; then wishes come first, and then those without, so that nobody
-    is given what somebody else names. Where only the first port of each was given, that is its own
-    whoever has it in a run."""
+    is given what somebody else names. With `runs_within` somebody else gave the first port of each:
+    that is its own, whoever has it in a run, and a run ends where these ports end."""
     asking = [
         (one.service, port)
         for one in sorted(publications, key=lambda one: str(one.service))
@@ -84,12 +85,12 @@ def allot(
     known = release(known, *(known.held.keys() - wishing.keys()))
     before = dict(known.held)
     leaving = [one for one, ports in before.items() if wishing[one] not in (None, ports)]
-    trespassing = _trespassing(wishing) if only_firsts else frozenset()
+    trespassing = _trespassing(wishing) if runs_within else frozenset()
     known = release(known, *leaving, *trespassing)  # all at once, as two may change places
     asking.sort(key=lambda each: (holder_of(*each) in trespassing, _turn(each[0], each[1], before)))
     left, avoided = asking, tuple(avoid)
     while True:  # who moves or goes without leaves something for who was refused
-        known, why = _granted(known, left, avoided)
+        known, why = _granted(known, left, avoided, runs_within or known.bands.ports)
         if len(why) == len(left):
             break
         left = [each for each in left if holder_of(*each) in why]
@@ -124,12 +125,16 @@ def _granted(
     known: Allocations,
     asking: Iterable[tuple[Service, ServicePort]],
     avoid: tuple[PortRange, ...],
+    runs: PortRange,
 ) -> tuple[Allocations, dict[Holder, Refused]]:
     """What they have when each was asked once, and who got nothing."""
     why: dict[Holder, Refused] = {}
+    result: Allocations | Refused
     for service, port in asking:
         holder = holder_of(service, port)
-        if port.node_ports is not None:
+        if port.node_ports is not None and port.ranged and not runs.holds(port.node_ports):
+            result = outside(holder, port.node_ports, runs)
+        elif port.node_ports is not None:
             result = assign(known, holder, port.node_ports)
         else:
             result = _given(known, service, port, avoid)

@@ -140,13 +140,18 @@ def _order(held: Held) -> tuple[str, str, str]:
     return held[0].owner, held[0].port, held[0].protocol.value
 
 
+def outside(holder: Holder, wish: PortRange, ports: PortRange) -> Refused:
+    """Nobody gets node ports but of these."""
+    what = f"{wish} is not within the node ports {ports}"
+    fix = "Choose from these, or change node_ports.range."
+    problem = Problem(code="node-port-outside", path=(), what=what, fix=fix)
+    return Refused(holder=holder, problem=problem)
+
+
 def _unfit(bands: Bands, held: Iterable[Held], holder: Holder, wish: PortRange) -> Refused | None:
     """Why these ports cannot be its own."""
-    if wish.first < bands.ports.first or wish.last > bands.ports.last:
-        what = f"{wish} is not within the node ports {bands.ports}"
-        fix = "Choose from these, or change node_ports.range."
-        problem = Problem(code="node-port-outside", path=(), what=what, fix=fix)
-        return Refused(holder=holder, problem=problem)
+    if not bands.ports.holds(wish):
+        return outside(holder, wish, bands.ports)
     for other, ports in sorted((one for one in held if one[1].overlaps(wish)), key=_order):
         if other.owner != holder.owner or other.protocol is holder.protocol:
             what = f"{wish} cannot be given: node port {ports} is held by {other}"

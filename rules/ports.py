@@ -31,6 +31,10 @@ class PortRange(Value, order=True):
         """Whether any port is in both."""
         return self.first <= other.last and other.first <= self.last
 
+    def holds(self, other: "PortRange") -> bool:
+        """Whether it has all ports of the other."""
+        return self.first <= other.first and other.last <= self.last
+
 
 ALL_PORTS = PortRange(LOWEST, HIGHEST)
 

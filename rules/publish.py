@@ -29,7 +29,7 @@ from rules.model import (
 from rules.node_ports import Allocations
 from rules.occupied import Occupied
 from rules.places import is_global
-from rules.ports import PortRange, coalesce, subtract
+from rules.ports import ALL_PORTS, PortRange, coalesce, subtract
 from rules.services import Endpoint, Publication, Service, ServicePort, ServiceType
 from rules.values import Value
 
@@ -44,6 +44,7 @@ class Publishing(Value, kw_only=True):
     addresses: tuple[Address, ...] = ()  # where node ports are; none: all its own but loopback
     allowed: tuple[Network, ...] = ()  # external addresses that count although not its own
     ranges_only: bool = False  # the rest is left to kube-proxy
+    runs_within: PortRange = ALL_PORTS  # there: the first port of a run is given, but not its end
     reserve: bool = False  # keep the kernel from giving published ports to programs
 
 

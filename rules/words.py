@@ -72,7 +72,7 @@ def _filtered(rule: Rule, what: str) -> str:
     others = rule.peers or rule.peer or "anybody"
     if rule.destination is not None:
         return f"{what} to {rule.destination} from {others}"
-    return f"{what} from {rule.source} to {others}"
+    return f"{what} from {rule.source or 'any other address'} to {others}"
 
 
 def destination(rule: Rule) -> str:

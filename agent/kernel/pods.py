@@ -143,7 +143,13 @@ class Pods:
         listener = self._listener(uid)
         if listener is not None:
             with suppress(*GONE):
-                return self._enter(uid, listener)
+                process, descriptor = self._enter(uid, listener)
+                try:
+                    self._check_namespace(uid, process)
+                except BaseException:
+                    os.close(descriptor)
+                    raise
+                return process, descriptor
         for pid in self._eldest_first(uid):
             # What serves the pod from the node's namespace (conmon, a container about to start) is
             # in its cgroup, too; and a number may be somebody else's since the scan.
@@ -166,6 +172,22 @@ class Pods:
             os.close(descriptor)
             raise
         return Process(pid, started, identity, said), descriptor
+
+    def _check_namespace(self, uid: str, process: Process) -> None:
+        """Whoever runs in the pod may listen for the launcher, from a namespace of his own making.
+        The one that the runtime made has the eldest process in it."""
+        if uid not in self._scan[1]:
+            self._scan = (0.0, {})  # it is newer than the scan
+        for pid in self._eldest_first(uid):
+            with suppress(*GONE, Tampered), self._of_pod(uid, pid) as eldest:
+                identity = _identity("ns/net", eldest)
+                if identity == process.identity:
+                    return
+                if identity not in self._namespaces_of_the_node():
+                    break
+        else:
+            return
+        raise _tampered(uid, f"process {process.pid} listens for it, and is not in its namespace")
 
     @contextmanager
     def _of_pod(self, uid: str, pid: int) -> Iterator[int]:
@@ -356,6 +378,7 @@ def _started(text: bytes) -> int:
     return int(text[text.rindex(b")") + 2 :].split(maxsplit=20)[19])
 
 
-def _identity(namespace: str | int) -> Identity:
-    status = os.stat(namespace)  # noqa: PTH116 - asked for every pod whenever any comes or goes
+def _identity(namespace: str | int, place: int | None = None) -> Identity:
+    # Asked for every pod whenever any comes or goes.
+    status = os.stat(namespace, dir_fd=place)
     return status.st_dev, status.st_ino

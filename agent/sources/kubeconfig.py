@@ -239,17 +239,16 @@ class Plugin:
             done = subprocess.run(  # noqa: S603 - what the user's own kubeconfig names
                 [self._command, *self._arguments],
                 stdin=subprocess.DEVNULL,
-                capture_output=True,
+                stdout=subprocess.PIPE,  # what it says besides is for the terminal, or the journal
                 timeout=PLUGIN_PATIENCE,
                 check=True,
                 env={**os.environ, **self._environment, "KUBERNETES_EXEC_INFO": self._info()},
             )
             answer = json.loads(done.stdout) if len(done.stdout) <= MOST_ANSWERED else None
         except (OSError, ValueError, RecursionError, subprocess.SubprocessError) as error:
-            stderr = getattr(error, "stderr", None) or b""
-            words = stderr.decode(errors="replace").strip() or str(error)
+            # Whoever may read our status need not see what it was told.
             raise TryAgain(
-                f"the kubeconfig's exec plugin failed: {printable(words, 400)}",
+                f"the kubeconfig's exec plugin {self._command} failed: {_reason(error)}",
                 printable(self._hint, 400) or "Run it by hand to see why",
             ) from error
         said = answer if isinstance(answer, dict) else {}
@@ -301,3 +300,15 @@ def _decoded(text: str, key: str) -> str:
 
 def _bad(what: str, fix: str) -> BadConfiguration:
     return BadConfiguration(f"{what}. {fix}.")
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case subprocess.CalledProcessError():
+            return f"its exit code is {error.returncode}"
+        case subprocess.TimeoutExpired():
+            return f"it took more than {PLUGIN_PATIENCE:g} s"
+        case OSError():
+            return error.strerror or type(error).__name__
+        case _:
+            return "its answer is no JSON"

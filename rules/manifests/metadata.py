@@ -108,6 +108,11 @@ def _label(key: str, text: str) -> tuple[str, str]:
     return key, text
 
 
+# A tenant may write thousands of annotations: each takes a while to be compared with ours.
+MOST_COMPARED = 50
+PREFIXES = (PREFIX, ENDS_PREFIX)
+
+
 class Annotations:
     """Our annotations of one manifest: the text of each, and where it is written."""
 
@@ -120,16 +125,24 @@ class Annotations:
     def collect(self, metadata: Fields) -> None:
         """Take up those of one metadata; what an earlier one said stands."""
         annotations = metadata.mapping("annotations")
+        odd: list[str] = []
         for key, value in annotations.values.items():
             if isinstance(key, str) and key.startswith("portrange"):
-                self._take(annotations, key, value)
+                if is_ours(key):
+                    self._take(annotations, key, value)
+                else:
+                    odd.append(key)
+        for key in odd[:MOST_COMPARED]:
+            close = nearest(key, OURS, 0.9)
+            if close or key.startswith(PREFIXES):
+                annotations.unknown(key, (close,) if close else (*OURS, f"{PORT_END}<port name>"))
+        rest = sum(key.startswith(PREFIXES) for key in odd[MOST_COMPARED:])
+        if rest:
+            annotations.problem(
+                "unknown-key", f"has {rest} more keys that are not known", "Remove them."
+            )
 
     def _take(self, annotations: Fields, key: str, value: object) -> None:
-        if not is_ours(key):
-            if key.startswith((PREFIX, ENDS_PREFIX)) or nearest(key, OURS, 0.9):
-                close = nearest(key, OURS, 0.9)
-                annotations.unknown(key, (close,) if close else (*OURS, f"{PORT_END}<port name>"))
-            return
         text = as_text(value)
         if text is None:
             annotations.problem(

@@ -221,10 +221,9 @@ def test_a_plugin_may_give_a_certificate(granted: Cluster, tmp_path: Path) -> No
     ("more", "words"),
     [
         ({"command": "/nowhere/plugin"}, "No such file"),
-        ({"command": "false"}, "non-zero exit"),
-        ({"command": "echo", "args": ["no json"]}, "Expecting value"),
+        ({"command": "false"}, "exit code is 1"),
+        ({"command": "echo", "args": ["no json"]}, "is no JSON"),
         ({"command": "echo", "args": ["{}"]}, "gave no ExecCredential"),
-        ({"command": "sh", "args": ["-c", "echo log in first >&2; exit 1"]}, "log in first"),
         ({"command": "false", "installHint": "apt install it"}, "apt install it"),
     ],
 )
@@ -233,6 +232,17 @@ def test_a_plugin_that_fails_says_why(
 ) -> None:
     with pytest.raises(TryAgain, match=words):
         listed(Plugged(granted, tmp_path, **more).credentials)
+
+
+def test_what_a_plugin_says_is_for_who_runs_it_and_not_for_who_reads_our_status(
+    granted: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["-c", "echo log in first >&2; exit 1", "--token=secret"]
+    with pytest.raises(TryAgain) as failure:
+        listed(Plugged(granted, tmp_path, command="sh", args=words).credentials)
+    assert "log in first" in capfd.readouterr().err
+    assert "log in" not in str(failure.value)
+    assert "secret" not in str(failure.value)
 
 
 @pytest.mark.parametrize(

@@ -376,6 +376,18 @@ def test_in_a_cluster_what_the_api_server_gave_is_only_checked() -> None:
     assert [one.owner for one in found.refused] == ["Service/shop/two/a"]
 
 
+def test_in_a_cluster_a_run_ends_where_the_node_ports_end() -> None:
+    """Who may write a Service may write how long its run is; the API server gave the first only."""
+    everywhere = Allocations(Bands(ALL_PORTS))
+    wide = service("a tcp 1-35536@30000")
+    found = given(wide, known=everywhere, runs_within=PortRange(30000, 32767))
+    [refusal] = found.refused
+    assert refusal.reason.startswith("30000-65535 is not within the node ports 30000-32767")
+    single = service("a tcp 5@8005", name="two")
+    found = given(single, known=everywhere, runs_within=PortRange(30000, 32767))
+    assert told(found) == {"two/a": "8005"}, "what the API server gave is its own"
+
+
 # -------------------------------------------------------------------------------------- recalled
 
 

@@ -1207,3 +1207,14 @@ def test_every_code_in_use_is_documented_and_every_documented_one_is_in_use() ->
         if " " not in argument.value
     }
     assert called <= set(CODES)
+
+
+def test_thousands_of_misspelt_annotations_are_told_in_a_few_problems() -> None:
+    document: Any = vmi()
+    written = {f"portranger.io/port-range{number}": "1-2" for number in range(8000)}
+    document["metadata"] = {"name": "desktop", "annotations": written}
+    reading = read(document)
+    told = [str(problem) for problem in reading.problems]
+    assert len(told) == 51
+    assert "Write portranger.io/port-ranges instead" in told[0]
+    assert "has 7950 more keys that are not known" in told[-1]
