@@ -24,6 +24,7 @@ from agent.status import Standing, State
 from agent.teller import Tell, Teller
 from rules.fences import Laws, fenced
 from rules.model import NODE, Machine, Surroundings
+from rules.node_ports import Allocations
 from rules.plan import Table
 from rules.values import replace
 
@@ -232,6 +233,11 @@ class Keeper:
     def tried(self) -> bool:
         """Whether each was looked at, with whatever success."""
         return all(kept.tried for kept in self._kept.values())
+
+    @property
+    def allocations(self) -> Allocations | None:
+        """Who has which node ports; None where it is not for us to give them."""
+        return None if self._publisher is None else self._publisher.allocations
 
     @property
     def standings(self) -> tuple[Standing, ...]:

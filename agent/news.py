@@ -14,6 +14,7 @@ from agent.log import Log
 from agent.notify import Notifier
 from agent.sources.meaning import Meaning, Source, Tiding
 from agent.status import Policies, Standing, State, Status
+from rules.fences import unprotected
 from rules.problems import Problem
 from rules.values import replace
 
@@ -31,6 +32,7 @@ class News:
         self._enforces = enforces
         self._problems: frozenset[Problem] = frozenset()
         self._skipped: frozenset[str] = frozenset()
+        self._bare: frozenset[str] = frozenset()  # whom policies do not protect
         self.status = Status(
             version=version("portranger"),
             pid=os.getpid(),
@@ -42,6 +44,14 @@ class News:
         """Whether more is known of devices than was published."""
         return self._devices.news()
 
+    def _away(self, what: str, why: str, kept: str) -> None:
+        """Something of the source cannot be heard of, or can again."""
+        if why:
+            so = f"what is {kept} goes on"
+            self._log.once(what, "warning", f"{what} away", why=why, so=so)
+        else:
+            self._log.settled(what)
+
     def tell(self, source: Source) -> None:
         """What is new in what the source says: in the log, and to whoever wrote it there."""
         meaning = source.meaning
@@ -51,16 +61,8 @@ class News:
         elif self.status.unreadable:
             self._log.settled("source")
             self._log.info("source back", source=source)
-        if why := meaning.services_unknown or meaning.services_away:
-            so = "what is published goes on"
-            self._log.once("services", "warning", "services away", why=why, so=so)
-        else:
-            self._log.settled("services")
-        if why := meaning.laws_unknown or meaning.laws_away:
-            so = "what is enforced goes on"
-            self._log.once("policies", "warning", "policies away", why=why, so=so)
-        else:
-            self._log.settled("policies")
+        self._away("services", meaning.services_unknown or meaning.services_away, "published")
+        self._away("policies", meaning.laws_unknown or meaning.laws_away, "enforced")
         found = frozenset(meaning.problems)
         for problem in sorted(found - self._problems, key=str):
             so = "nothing of it is applied"
@@ -80,6 +82,10 @@ class News:
         for line in sorted(set(meaning.skipped) - self._skipped):
             self._log.info("skipped", what=line)
         self._skipped = frozenset(meaning.skipped)
+        bare = frozenset(unprotected(meaning.machines, meaning.laws) if self._enforces() else ())
+        for line in sorted(bare - self._bare):
+            self._log.warning("policy without effect", what=line)
+        self._bare = bare
 
     def publish(self, source: Source, keeper: Keeper) -> None:
         """How everything stands now, for whoever asks."""
@@ -104,6 +110,7 @@ class News:
                 count=len(meaning.laws.policies),
                 why=meaning.laws_unknown or meaning.laws_away,
             ),
+            allocations=keeper.allocations,
             namespaces=standings,
         )
         self._notifier.status(self.summary)

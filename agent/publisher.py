@@ -6,9 +6,10 @@ is lost, the rules in the kernel still tell.
 from collections.abc import Collection, Iterable, Mapping
 
 from rules.allotment import DYNAMIC, STATIC, Allotment, allot, name_of, recalled
+from rules.budget import affordable
 from rules.desired import label
 from rules.model import OWN, Chain, Desired, Machine, Pending, Rule, Surroundings
-from rules.node_ports import Bands, Held
+from rules.node_ports import Allocations, Bands, Held
 from rules.occupied import Listener, Occupied, Translation
 from rules.ports import ALL_PORTS, PortRange
 from rules.publish import Face, Publishing, desire_node, faces, newcomers, refuse
@@ -35,6 +36,7 @@ def publishing(config: "Config") -> tuple[Publishing, Bands]:
         addresses=ports.addresses,
         allowed=ports.external,
         ranges_only=cluster,
+        runs_within=ports.range,
         reserve=ports.reserve,
     )
     return how, Bands(ALL_PORTS if cluster else ports.range)
@@ -69,19 +71,22 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
         theirs = (*node.occupied.translations, *unclaimed)
         node = replace(node, occupied=replace(node.occupied, translations=theirs))
         used = _used(node.occupied)
-        allotment = allot(known, publications, used, only_firsts=how.ranges_only)
+        allotment = allot(
+            known, publications, used, runs_within=how.runs_within if how.ranges_only else None
+        )
         found, notes = faces(publications, allotment.allocations, node.own, how)
         if others or not (allotment.dynamic.given or newcomers(found, rules)):
             break
         others = True
     node = replace(node, occupied=_named(node.occupied, found))
     kept, refused, more = refuse(found, rules, node.occupied)
+    kept, costly, dear = affordable(kept)
     desired = desire_node(kept, node, how, pending=_pending(publications))
     return Published(
         replace(
             desired,
-            refused=(*allotment.refused, *refused),
-            notes=(*selection.notes, *notes, *more, *desired.notes),
+            refused=(*allotment.refused, *refused, *costly),
+            notes=(*selection.notes, *notes, *more, *dear, *desired.notes),
         ),
         allotment,
     )
@@ -93,11 +98,12 @@ def published_from_nothing(selection: Selection, how: Publishing, bands: Bands) 
     allotment = allot(recalled(bands, (), (), ()), publications)
     found, notes = faces(publications, allotment.allocations, None, how)
     kept, refused, more = refuse(found, (), Occupied())
+    kept, costly, dear = affordable(kept)
     desired = desire_node(kept, None, how, pending=_pending(publications))
     return replace(
         desired,
-        refused=(*allotment.refused, *refused),
-        notes=(*selection.notes, *notes, *more, *desired.notes),
+        refused=(*allotment.refused, *refused, *costly),
+        notes=(*selection.notes, *notes, *more, *dear, *desired.notes),
     )
 
 
@@ -163,6 +169,12 @@ class Publisher:
         self._told = "", "", ""  # what is wrong with the source, when last selected
         self._selection: Selection | None = None
         self._refused: frozenset[tuple[str, str]] = frozenset()  # whom what, when last asked
+        self._allocations: Allocations | None = None  # as last given
+
+    @property
+    def allocations(self) -> Allocations | None:
+        """Who has which node ports; None where an API server gives them."""
+        return None if self._how.ranges_only else self._allocations or Allocations(self._bands)
 
     @property
     def wanted(self) -> bool:
@@ -181,7 +193,7 @@ class Publisher:
         """From now on it is published like this."""
         if (how, bands) != (self._how, self._bands):
             self._how, self._bands = how, bands
-            self._selection = None
+            self._selection = self._allocations = None
 
     def select(
         self,
@@ -211,6 +223,7 @@ class Publisher:
         stay = unclaimed_stay or bool(self._unread)
         found = published(selection, namespace, self._how, self._bands, stored, unclaimed_stay=stay)
         self._store.keep_node_ports(found.allotment.allocations.pairs)
+        self._allocations = found.allotment.allocations
         self._count(found.allotment)
         away = (f"Services: {self._away}",) if self._away else ()
         return replace(found.desired, unclaimed_stay=stay, notes=(*away, *found.desired.notes))
@@ -218,7 +231,7 @@ class Publisher:
     def left(self) -> None:
         """The node was cleared."""
         self._store.forget_node_ports()
-        self._refused = frozenset()
+        self._refused, self._allocations = frozenset(), None
 
     def _count(self, allotment: Allotment) -> None:
         if self._how.ranges_only:

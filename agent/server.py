@@ -1,110 +1,60 @@
-"""What others may ask the daemon over HTTP: metrics, health and status.
+"""What others may ask the daemon over HTTP: metrics, health and status, and a page for people.
 
 It reads and never changes anything. Whoever reaches the port may send what they like: a request is
-short, has little time and is one of a few at once, and nothing of it is ever repeated.
+short, has little time and is one of a few at once, and nothing of it is ever repeated. A browser
+may be sent here by a stranger: it is told to run, load and show nothing but what comes from here,
+and where we listen on loopback, it must have asked for loopback.
 """
 
 import contextlib
 import errno
-import json
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from io import BytesIO
+from ipaddress import ip_address
 from socketserver import TCPServer, ThreadingMixIn
 from threading import Event, Lock, Semaphore, Thread
 from typing import Any
 
 from agent.errors import Failure, NotPermitted
-from agent.status import State, Status, status_json
+from agent.pages import Page, Pages, text
+from agent.status import Status
 from rules.problems import printable
-from rules.values import Value
 
 MOST_CONNECTIONS = 16
 PATIENCE = 5.0  # seconds for a request to come, and again for its answer to go
 LINGER = 1.0  # seconds for whoever still sends to read the answer
 LONGEST_REQUEST = 16 << 10
-TEXT = "text/plain; charset=utf-8"
-METRICS = "text/plain; version=0.0.4; charset=utf-8"
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "style-src 'self'",
+        "script-src 'self'",
+        "connect-src 'self'",
+        "img-src data:",  # the icon in the tab, which tells how the node stands
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+ALWAYS = {
+    "Connection": "close",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": POLICY,
+    "Vary": "Accept",
+}
 BUSY = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-INDEX = """\
-portranger
-/metrics  for Prometheus
-/healthz  whether the loop is alive
-/readyz   whether every namespace is served
-/status   how everything stands, as JSON; `portranger status` prints it
-"""
-
-
-class Page(Value):
-    """An answer."""
-
-    code: int
-    body: bytes
-    kind: str = TEXT
-
-
-class Pages:
-    """What there is to see. `beat` is the monotonic time at which the loop last gave a sign, and
-    `limit` how many seconds it may be silent."""
-
-    def __init__(
-        self,
-        *,
-        status: Callable[[], Status],
-        beat: Callable[[], float],
-        limit: float,
-        metrics_text: Callable[[], bytes],
-    ) -> None:
-        self._status = status
-        self._beat = beat
-        self._limit = limit
-        self._metrics_text = metrics_text
-
-    def page(self, path: str) -> Page:
-        match path:
-            case "/":
-                return _text(HTTPStatus.OK, INDEX)
-            case "/metrics":
-                return Page(HTTPStatus.OK, self._metrics_text(), METRICS)
-            case "/healthz":
-                return self._health()
-            case "/readyz":
-                return self._readiness()
-            case "/status":
-                body = json.dumps(status_json(self._status())).encode()
-                return Page(HTTPStatus.OK, body, "application/json")
-            case _:
-                return _text(HTTPStatus.NOT_FOUND, "There is no such page; / lists them all.\n")
-
-    def _health(self) -> Page:
-        silent = time.monotonic() - self._beat()
-        if silent < self._limit:
-            return _text(HTTPStatus.OK, "ok\n")
-        words = f"The loop has been stuck for {silent:.0f} s; {self._limit:.0f} s are allowed.\n"
-        return _text(HTTPStatus.SERVICE_UNAVAILABLE, words)
-
-    def _readiness(self) -> Page:
-        status = self._status()
-        reasons = [printable(status.unreadable, 1000)] if status.unreadable else []
-        reasons += [
-            printable(f"Namespace {one.netns} is failing: {one.why or 'no reason given'}", 1000)
-            for one in status.namespaces
-            if one.state is State.FAILING
-        ]
-        if not status.ready and not reasons:
-            reasons = ["Not every namespace has been tried yet."]
-        if reasons:
-            return _text(HTTPStatus.SERVICE_UNAVAILABLE, "".join(f"{x}\n" for x in reasons))
-        return _text(HTTPStatus.OK, "ready\n")
-
-
-def _text(code: int, text: str) -> Page:
-    return Page(code, text.encode("utf-8", "replace"))
 
 
 class Server:
@@ -124,7 +74,7 @@ class Server:
         pages = Pages(status=status, beat=beat, limit=limit, metrics_text=metrics_text)
         try:
             family, address = _resolved(host, port)
-            self._listener = _Listener(family, address, pages, log)
+            self._listener = _Listener(family, address, pages, log, host)
         except PermissionError as error:
             raise NotPermitted(
                 f"may not listen on {_named(host, port)}",
@@ -146,6 +96,7 @@ class Server:
         self._listener.server_close()
 
 
+ELSEWHERE = "This is loopback: ask for localhost, or for an address.\n"
 WAY_OUT = 'set another address with listen in the configuration, or "" for none'
 
 
@@ -181,12 +132,14 @@ class _Listener(ThreadingMixIn, TCPServer):
         address: Any,
         pages: Pages,
         log: Callable[[str], None],
+        host: str,
     ) -> None:
         self.address_family = family
         self.pages = pages
+        self.names = frozenset({host.lower(), "localhost"}) if _is_loopback(address[0]) else None
         self.log = log
         self._free = Semaphore(MOST_CONNECTIONS)
-        self._open: set[socket.socket] = set()
+        self._open: dict[socket.socket, bool] = {}  # eldest first; whether we wait for them
         self._lock = Lock()
         self._stopping = Event()
         super().__init__(address, _Exchange)
@@ -212,7 +165,7 @@ class _Listener(ThreadingMixIn, TCPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
+        if not self._free.acquire(blocking=False) and not self._relieved():
             request.settimeout(0)
             with contextlib.suppress(OSError):
                 request.send(BUSY)
@@ -224,9 +177,25 @@ class _Listener(ThreadingMixIn, TCPServer):
             self._free.release()
             raise
 
+    def _relieved(self) -> bool:
+        """Hang up on who has kept us waiting longest: who says nothing keeps nobody else out."""
+        with self._lock:
+            waited = next((one for one, waiting in self._open.items() if waiting), None)
+            if waited is not None:
+                self._open[waited] = False
+                with contextlib.suppress(OSError):
+                    waited.shutdown(socket.SHUT_RDWR)
+        return waited is not None and self._free.acquire(timeout=LINGER)
+
+    def awaits(self, request: Any, waiting: bool) -> None:
+        """Whether it is they who have to do something now, and not we."""
+        with self._lock:
+            if request in self._open:
+                self._open[request] = waiting
+
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            self._open.add(request)
+            self._open[request] = True
         try:
             if self._stopping.is_set():
                 self.shutdown_request(request)
@@ -234,7 +203,7 @@ class _Listener(ThreadingMixIn, TCPServer):
                 super().process_request_thread(request, client_address)
         finally:
             with self._lock:
-                self._open.discard(request)
+                del self._open[request]
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - not ours
@@ -253,6 +222,7 @@ class _Exchange(BaseHTTPRequestHandler):
         The answer is written down as a whole, too, and sent at the end."""
         self.command = ""
         self._problem, head = _received(self.request)
+        self.server.awaits(self.request, False)
         self._written = BytesIO()
         self.rfile, self.wfile = BytesIO(head), self._written
 
@@ -269,6 +239,7 @@ class _Exchange(BaseHTTPRequestHandler):
         connection.settimeout(PATIENCE)
         connection.sendall(self._written.getvalue())
         connection.shutdown(socket.SHUT_WR)
+        self.server.awaits(connection, True)
         deadline = time.monotonic() + LINGER
         while (left := deadline - time.monotonic()) > 0:
             connection.settimeout(left)
@@ -277,23 +248,25 @@ class _Exchange(BaseHTTPRequestHandler):
 
     def _page(self) -> Page:
         if self.command not in ("GET", "HEAD"):
-            return _text(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD are all there is.\n")
+            return text(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD are all there is.\n")
+        if not _is_meant(self.headers.get_all("Host", []), self.server.names):
+            return text(HTTPStatus.MISDIRECTED_REQUEST, ELSEWHERE)
         path = self.path.partition("?")[0]
         try:
-            return self.server.pages.page(path)
+            html = "text/html" in self.headers.get("Accept", "")
+            return self.server.pages.page(path, html=html)
         except Exception as error:  # whatever it is, the next one may ask again
             self.server.log(printable(f"{path} could not be answered: {error!r}", 1000))
-            return _text(HTTPStatus.INTERNAL_SERVER_ERROR, "Something went wrong: see the log.\n")
+            return text(HTTPStatus.INTERNAL_SERVER_ERROR, "Something went wrong: see the log.\n")
 
     def _answer(self, page: Page) -> None:
         self.request_version = self.protocol_version  # or garbage would get no status line
         self.send_response_only(page.code)
         self.send_header("Date", formatdate(usegmt=True))
-        self.send_header("Connection", "close")
         self.send_header("Content-Type", page.kind)
         self.send_header("Content-Length", str(len(page.body)))
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Cache-Control", "no-store")
+        for name, value in ALWAYS.items():
+            self.send_header(name, value)
         if page.code == HTTPStatus.METHOD_NOT_ALLOWED:
             self.send_header("Allow", "GET, HEAD")
         self.end_headers()
@@ -302,10 +275,33 @@ class _Exchange(BaseHTTPRequestHandler):
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002 - they repeat the garbage
         """What is wrong with a request, as parse_request or we found."""
-        self._answer(_text(code, f"{HTTPStatus(code).phrase}\n"))
+        self._answer(text(code, f"{HTTPStatus(code).phrase}\n"))
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named by the library
         """Nothing: it would be a line for every scrape."""
+
+
+def _is_loopback(address: str) -> bool:
+    return ip_address(address.partition("%")[0]).is_loopback
+
+
+def _is_meant(hosts: Sequence[str], names: frozenset[str] | None) -> bool:
+    """Whether a request is for us. A name that leads to loopback today is whoever's it is in DNS:
+    with it, a page from there could read what we answer (DNS rebinding). An address is nobody's,
+    and who names no host is no browser."""
+    if names is None or not hosts:
+        return True
+    if len(hosts) > 1:
+        return False
+    name, _, port = hosts[0].strip().lower().rpartition(":")
+    if not port.isdigit():  # none was given
+        name = hosts[0].strip().lower()
+    if name in names:
+        return True
+    try:
+        return bool(ip_address(name.removeprefix("[").removesuffix("]")))
+    except ValueError:
+        return False
 
 
 def _received(connection: socket.socket) -> tuple[HTTPStatus | None, bytes]:

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 
 from rules.model import Chain, Live, Pending
+from rules.node_ports import Allocations
+from rules.ports import PortRange
 from rules.problems import Problem
 from rules.render import problem_json
 from rules.values import Value
@@ -90,6 +92,7 @@ class Status(Value, kw_only=True):
     held: tuple[str, ...] = ()  # files that go on with their last good meaning
     policies: Policies = Policies()
     traffic: Mapping[str, int] = MappingProxyType({})  # with the source, in numbers
+    allocations: Allocations | None = None  # of node ports; None: an API server gives them
     namespaces: tuple[Standing, ...] = ()
 
 
@@ -108,6 +111,7 @@ def status_json(status: Status) -> Json:
         "problems": [problem_json(problem) for problem in status.problems],
         "last_good": list(status.held),
         "policies": _policies_json(status.policies),
+        "node_ports": status.allocations and _allocations_json(status.allocations),
         "namespaces": [_standing_json(standing) for standing in status.namespaces],
     }
 
@@ -115,6 +119,28 @@ def status_json(status: Status) -> Json:
 def _policies_json(policies: Policies) -> Json:
     why: Json = {"why": policies.why} if policies.why else {}
     return {"enforced": policies.enforced, "count": policies.count, **why}
+
+
+def _allocations_json(known: Allocations) -> Json:
+    bands = known.bands
+    return {
+        "range": str(bands.ports),
+        "static": _band_json(known, bands.lower) if bands.lower else None,
+        "dynamic": _band_json(known, bands.upper),
+        "held": [
+            {
+                "owner": holder.owner,
+                "port": holder.port or None,
+                "protocol": holder.protocol.value,
+                "ports": str(ports),
+            }
+            for holder, ports in known.pairs
+        ],
+    }
+
+
+def _band_json(known: Allocations, band: PortRange) -> Json:
+    return {"ports": str(band), "available": known.available(band)}
 
 
 def _standing_json(standing: Standing) -> Json:

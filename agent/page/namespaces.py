@@ -1,0 +1,225 @@
+"""A row for each namespace: how it stands, since when, and its ranges on the axis of all ports.
+
+Those that need somebody come first, the worst at the top; the quiet ones follow, folded away where
+there are many.
+"""
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+from agent.page.axis import Span, picture, ruler
+from agent.page.markup import Html, discreet, element, joined, name
+from agent.page.words import ago, counted, lasting
+from agent.status import Drift, Standing, State
+from rules.model import NODE, Live, Pending
+from rules.ports import ALL_PORTS
+
+MOST_TROUBLED, MOST_QUIET = 60, 120  # rows
+FEW = 12  # quiet ones that are shown without being asked for
+MOST_RANGES = 16  # of a namespace, that are written out
+MOST_REMARKS = 6
+RECENT = 3600.0  # seconds for which a drift is something to look at
+
+ORDER = (State.FAILING, State.REFUSED, State.CONFLICT, State.PENDING, State.IN_SYNC)
+KINDS = {  # how serious it is; the word is always there, too
+    State.IN_SYNC: "good",
+    State.PENDING: "wait",
+    State.FAILING: "bad",
+    State.REFUSED: "bad",
+    State.CONFLICT: "warn",
+}
+
+Lines = dict[tuple[str, str, str], list[str]]
+
+
+def section(standings: Sequence[Standing], now: float) -> Html:
+    """All of them, or as many as make a page."""
+    troubled = sorted((one for one in standings if not _is_quiet(one, now)), key=_worst_first)
+    calm = sorted((one for one in standings if _is_quiet(one, now)), key=_worst_first)
+    if not standings:
+        words = "No manifest names a namespace, and no Service needs this node."
+        return _titled(element("p", words, class_="quiet"))
+    rows = joined(
+        [_row(one, now) for one in troubled[:MOST_TROUBLED]],
+        _rest(len(troubled) - MOST_TROUBLED),
+    )
+    quiet = joined(
+        [_row(one, now) for one in calm[:MOST_QUIET]],
+        _rest(len(calm) - MOST_QUIET),
+    )
+    if len(calm) > FEW:
+        words = f"{len(calm):,} {'more ' if troubled else ''}in sync, with nothing to say"
+        quiet = element("details", element("summary", words), quiet, id="quiet", class_="fold")
+    return _titled(tally(standings), ruler(), rows, quiet)
+
+
+def _titled(*content: Html) -> Html:
+    return element("section", element("h2", "Namespaces"), *content, id="namespaces")
+
+
+def tally(standings: Sequence[Standing]) -> Html:
+    """How many are in each state."""
+    counts = {state: sum(one.state is state for one in standings) for state in ORDER}
+    said = [
+        element("li", element("strong", f"{count:,}"), f" {state.value}", class_=KINDS[state])
+        for state, count in counts.items()
+        if count
+    ]
+    return element("ul", said, class_="tally")
+
+
+def _is_quiet(one: Standing, now: float) -> bool:
+    return (
+        one.state is State.IN_SYNC
+        and not (one.pending or one.refused or one.notes)
+        and (one.drift is None or now - one.drift.at > RECENT)
+    )
+
+
+def _worst_first(one: Standing) -> tuple[int, str]:
+    return ORDER.index(one.state), one.netns
+
+
+def _rest(more: int) -> Html | None:
+    if more <= 0:
+        return None
+    words = joined(f"and {more:,} more: ", element("code", "portranger status"), " tells them all")
+    return element("p", words, class_="more", id=f"rest-{more}")
+
+
+def _row(one: Standing, now: float) -> Html:
+    key = _key(one.netns)
+    where = element("span", " the node itself", class_="quiet") if one.netns == NODE else None
+    state = element("span", one.state.value, class_=f"state {KINDS[one.state]}")
+    return element(
+        "article",
+        element(
+            "div",
+            element("h3", name(one.netns, 120), where),
+            element("p", state, " ", lasting(one.since, now), class_="stand"),
+            class_="who",
+        ),
+        element(
+            "div",
+            _drawn(key, one),
+            _why(one),
+            _remarks(one, now),
+            _details(key, one, now),
+            class_="what",
+        ),
+        id=key,
+        class_="row",
+    )
+
+
+def _key(netns: str) -> str:
+    """A name for the row that no name of a namespace can spoil."""
+    return "n" + blake2b(netns.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+def _drawn(key: str, one: Standing) -> Html | None:
+    """Both families have the same ports, mostly: each is drawn once."""
+    lanes: dict[str, dict[Span, None]] = {}
+    for live in sorted(one.ranges, key=_by_port):
+        rule = live.rule
+        lane = rule.protocol.value if rule.protocol else "any"
+        span = Span(rule.ports or ALL_PORTS, rule.owner)
+        lanes.setdefault(lane, {})[span] = None
+    what = f"Ports forwarded in {one.netns}"
+    found = {lane: tuple(spans) for lane, spans in sorted(lanes.items())}
+    return picture(key, what, found) if found else None
+
+
+def _by_port(live: Live) -> tuple[str, int, int]:
+    rule = live.rule
+    ports = rule.ports or ALL_PORTS
+    return rule.protocol.value if rule.protocol else "", ports.first, ports.last
+
+
+def _why(one: Standing) -> Html | None:
+    """Unless what follows says the same."""
+    told = any(other.reason in one.why for other in (*one.pending, *one.refused))
+    return element("p", discreet(one.why), class_="why") if one.why and not told else None
+
+
+def _remarks(one: Standing, now: float) -> Html | None:
+    drift = [_drift(one.drift, one.drifts, now)] if one.drift else []
+    kinds = (
+        (drift, [*drift]),
+        (one.refused, _listed("Refused", one.refused[:MOST_REMARKS])),
+        (one.pending, _listed("Pending", one.pending[:MOST_REMARKS])),
+        (one.notes, [_item("Note", discreet(note)) for note in one.notes[:MOST_REMARKS]]),
+    )
+    said = [item for _, items in kinds for item in items][:MOST_REMARKS]
+    if not said:
+        return None
+    more = sum(len(all_of) for all_of, _ in kinds) - len(said)
+    rest = element("li", f"and {more:,} more: portranger status", class_="quiet")
+    return element("ul", said, rest if more > 0 else None, class_="remarks")
+
+
+def _item(kind: str, *content: str) -> Html:
+    return element("li", element("span", kind, class_="kind"), element("span", *content))
+
+
+def _listed(kind: str, those: Iterable[Pending]) -> list[Html]:
+    return [_item(kind, name(one.owner), ": ", discreet(one.reason)) for one in those]
+
+
+def _drift(drift: Drift, drifts: int, now: float) -> Html:
+    """nft (pid 123) changed 4 rules 3 min ago: undone."""
+    who = name(drift.process, 40) if drift.process else "somebody"
+    pid = f" (pid {drift.pid})" if drift.pid else ""
+    often = f"; {drifts:,} times in all" if drifts > 1 else ""
+    changes = f" changed {counted(drift.changes, 'rule')} "
+    return _item("Drift", who, pid, changes, ago(drift.at, now), f": undone{often}")
+
+
+def _details(key: str, one: Standing, now: float) -> Html | None:
+    if not one.live and not one.change and not one.backend:
+        return None
+    lines = _lines(one.ranges)
+    ranges, rules = counted(len(lines), "range"), counted(len(one.live), "rule")
+    beside = ", beside KubeVirt's own" if one.beside else ""
+    change = one.change
+    last = joined(" · changed ", ago(change.at, now), f": {change.what}") if change else None
+    backend = f"{one.backend}: {one.reason or 'as configured'}" if one.backend else ""
+    return element(
+        "details",
+        element("summary", f"{ranges} in {rules}{beside}", last),
+        element("p", discreet(backend), class_="quiet") if backend else None,
+        _table(lines),
+        id=f"{key}-more",
+    )
+
+
+def _lines(ranges: Sequence[Live]) -> Lines:
+    """What goes where, by ports, protocol and owner: the same of both families share a line."""
+    lines: Lines = {}
+    for live in sorted(ranges, key=_by_port):
+        rule = live.rule
+        protocol = rule.protocol.value if rule.protocol else "any"
+        shifted = f" port {rule.to_ports}" if rule.to_ports else ""
+        ports = str(rule.ports) if rule.ports else "all"
+        lines.setdefault((ports, protocol, rule.owner), []).append(f"{rule.to}{shifted}")
+    return lines
+
+
+def _table(lines: Lines) -> Html | None:
+    rows = [
+        element(
+            "tr",
+            element("td", ports, class_="ports"),
+            element("td", protocol),
+            element("td", ", ".join(dict.fromkeys(to))),
+            element("td", name(owner)),
+        )
+        for (ports, protocol, owner), to in list(lines.items())[:MOST_RANGES]
+    ]
+    if not rows:
+        return None
+    heads = [element("th", head, scope="col") for head in ("Ports", "Protocol", "To", "Owner")]
+    more = len(lines) - MOST_RANGES
+    rest = element("p", f"and {more:,} more: portranger status -o json", class_="more")
+    table = element("table", element("thead", element("tr", heads)), element("tbody", rows))
+    return joined(element("div", table, class_="scroll"), rest if more > 0 else None)

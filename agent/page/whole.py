@@ -1,0 +1,170 @@
+"""The page as a whole: the health line, what is wrong, and how everything stands."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from agent.page import namespaces, node_ports
+from agent.page.markup import Html, discreet, element, joined, name
+from agent.page.words import ago, clock, counted
+from agent.status import Policies, State, Status
+from rules.problems import Problem
+
+MOST_PROBLEMS = 30
+COLOURS = {"good": "%232e7d4f", "bad": "%23c0392b", "wait": "%237a828c"}  # of the icon
+LINKS = (
+    ("metrics", "for Prometheus"),
+    ("healthz", "whether the loop is alive"),
+    ("readyz", "whether every namespace is served"),
+    ("status", "all of this as JSON"),
+)
+
+
+def asset(file: str) -> bytes:
+    """One of the files that the page names."""
+    return Path(__file__).with_name(file).read_bytes()
+
+
+def document(status: Status, *, node: str, now: float, stuck: str = "") -> bytes:
+    """How everything stands; `node` is whose page it is, and `stuck` why the loop may be dead."""
+    kind, words = _health(status, stuck)
+    page = element(
+        "html",
+        _head(node, kind, words),
+        element(
+            "body",
+            element("p", id="away", role="alert", hidden=True),
+            element(
+                "div",
+                _header(node, kind, words, now),
+                element(
+                    "main",
+                    _attention(status),
+                    namespaces.section(status.namespaces, now),
+                    node_ports.section(status.allocations),
+                    _facts(status, now),
+                ),
+                _footer(),
+                id="live",
+            ),
+        ),
+        lang="en",
+        data_version=status.version,
+    )
+    return f"<!doctype html>\n{page}\n".encode("utf-8", "replace")
+
+
+def _health(status: Status, stuck: str) -> tuple[str, str]:
+    """How serious it is, and the line that everybody reads first."""
+    failing = sum(one.state is State.FAILING for one in status.namespaces)
+    if stuck:
+        return "bad", f"Not alive: {stuck[:1].lower()}{stuck[1:].rstrip('.')}"
+    if status.unreadable:
+        return "bad", "Not ready: the manifests cannot be read"
+    if failing:
+        are = "namespace is" if failing == 1 else "namespaces are"
+        return "bad", f"Not ready: {failing:,} {are} failing"
+    if not status.ready:
+        return "wait", "Not ready: not every namespace has been tried yet"
+    return "good", "Ready"
+
+
+def _head(node: str, kind: str, words: str) -> Html:
+    circle = f"%3Ccircle cx='8' cy='8' r='6' fill='{COLOURS[kind]}'/%3E"
+    svg = f"%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E{circle}%3C/svg%3E"
+    return element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("title", f"{words.partition(':')[0]} · {node} · portranger"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("meta", name="robots", content="noindex"),
+        element("link", rel="icon", id="icon", href=f"data:image/svg+xml,{svg}"),
+        element("link", rel="stylesheet", href="page.css"),
+        element("script", src="page.js", defer=True),
+    )
+
+
+def _header(node: str, kind: str, words: str, now: float) -> Html:
+    return element(
+        "header",
+        element("h1", element("span", "portranger", class_="brand"), " ", name(node, 80)),
+        element("p", words, class_=f"health state {kind}", id="health"),
+        element(
+            "p",
+            "As of ",
+            clock(now),
+            element("noscript", " · ", element("a", "Reload", href="")),
+            class_="quiet",
+            id="as-of",
+        ),
+    )
+
+
+# ----------------------------------------------------------------------------- what is wrong
+
+
+def _attention(status: Status) -> Html | None:
+    said = [*_source(status), *_problems(status.problems), *_held(status.held)]
+    if not said:
+        return None
+    return element("section", element("h2", "Manifests"), said, id="attention")
+
+
+def _source(status: Status) -> Iterable[Html]:
+    if status.unreadable:
+        what = joined(element("strong", "They cannot be read. "), discreet(status.unreadable))
+        yield element("p", what, " What was running goes on.", class_="callout bad")
+
+
+def _problems(problems: tuple[Problem, ...]) -> Iterable[Html]:
+    if not problems:
+        return
+    shown = [
+        element(
+            "li",
+            element("span", name(one.place), class_="place") if one.place else None,
+            element("span", discreet(str(one.at("", 0)))),
+        )
+        for one in sorted(problems, key=lambda one: (one.file, one.line, one.path))[:MOST_PROBLEMS]
+    ]
+    more = len(problems) - MOST_PROBLEMS
+    yield element("p", f"{counted(len(problems), 'problem')}:", class_="quiet")
+    yield element("ul", shown, class_="problems")
+    if more > 0:
+        yield element("p", f"and {more:,} more: portranger status", class_="more")
+
+
+def _held(held: tuple[str, ...]) -> Iterable[Html]:
+    if held:
+        names = [element("li", name(one)) for one in held[:MOST_PROBLEMS]]
+        yield element("p", "On their last good meaning:", class_="quiet")
+        yield element("ul", names, class_="problems")
+
+
+# ---------------------------------------------------------------------------------- the rest
+
+
+def _facts(status: Status, now: float) -> Html:
+    source = joined(counted(status.manifests, "manifest"), " from ", name(status.source))
+    facts: list[tuple[str, str]] = [
+        ("Source", source if status.source else "not known yet"),
+        ("Policies", discreet(_policies(status.policies))),
+        ("All in sync", ago(status.synced, now) if status.synced else "not yet"),
+        ("Started", ago(status.started, now)),
+        ("Version", f"{status.version}, pid {status.pid}"),
+    ]
+    rows = [element("div", element("dt", term), element("dd", said)) for term, said in facts]
+    return element("section", element("h2", "Daemon"), element("dl", rows), id="daemon")
+
+
+def _policies(policies: Policies) -> str:
+    if not policies.enforced:
+        return "left to the network plugin"
+    return f"{policies.count:,} enforced" + (f"; {policies.why}" if policies.why else "")
+
+
+def _footer() -> Html:
+    links = [
+        element("li", element("a", f"/{path}", href=path), f" {words}") for path, words in LINKS
+    ]
+    return element("footer", element("ul", links))

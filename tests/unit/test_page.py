@@ -1,0 +1,526 @@
+"""The daemon's page: what it shows, what it hides, and that no text of others is ever markup."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from html.parser import HTMLParser
+
+import pytest
+
+from agent.page.axis import MOST_BARS
+from agent.page.markup import LONGEST, element
+from agent.page.namespaces import FEW, MOST_QUIET, MOST_TROUBLED
+from agent.page.whole import asset, document
+from agent.server import Server
+from agent.status import Change, Drift, Policies, Standing, State, Status, status_json
+from rules.model import Live, Pending, Protocol
+from rules.node_ports import Allocations, Bands, Holder
+from rules.ports import PortRange
+from rules.problems import Problem, printable
+from tests.unit.samples import forward
+
+NOW = 1_800_000_000.0
+VOID = ("link", "meta")
+DESKTOP = "VirtualMachine/default/desktop/red"
+HOSTILE = [
+    "</script><script>hacked()</script>",
+    '"><img src=x onerror=hacked()>',
+    "' onmouseover='hacked()",
+    "<svg/onload=hacked()>",
+    "--><!doctype html><base href=//evil.example>",
+    "{{7*7}} ${7*7} &lt;b&gt; &amp;",
+    "\N{RIGHT-TO-LEFT OVERRIDE}gpj.exe\N{LEFT-TO-RIGHT ISOLATE}",
+    "line\nbreak\ttab\0nul\x1b[2Jescape",
+    "\ud800 alone",
+    "😀👩‍🚀" * 30,
+    "ש" * 128,
+]
+
+
+class Seen(HTMLParser):
+    """The elements of a page with their attributes, and the text in each; it must be closed in the
+    order in which it was opened."""
+
+    def __init__(self, page: bytes) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.said: list[str] = []
+        self._open: list[str] = []
+        self.feed(page.decode())
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len(dict(attrs)) == len(attrs)
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.said.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.said)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for found, attributes in self.elements if found == tag]
+
+    @property
+    def shape(self) -> list[tuple[str, frozenset[str]]]:
+        """Everything but what is text."""
+        return [(tag, frozenset(attributes)) for tag, attributes in self.elements]
+
+
+def seen(status: Status, stuck: str = "") -> Seen:
+    return Seen(document(status, node="node-1", now=NOW, stuck=stuck))
+
+
+def forwards(*texts: str, owner: str = DESKTOP) -> tuple[Live, ...]:
+    rules = [
+        forward(text, to=to, owner=owner) for to in ("10.0.2.2", "fd10:0:2::2") for text in texts
+    ]
+    return tuple(Live(rule, handle) for handle, rule in enumerate(rules))
+
+
+def standing(netns: str, state: State = State.IN_SYNC, **more: object) -> Standing:
+    return Standing(netns=netns, state=state, since=NOW - 200, **more)  # type: ignore[arg-type]
+
+
+def node(*namespaces: Standing, **more: object) -> Status:
+    fields = {"version": "1", "pid": 2, "started": NOW - 9, "ready": True, **more}
+    return Status(namespaces=namespaces, **fields)  # type: ignore[arg-type]
+
+
+ALLOCATIONS = Allocations(
+    Bands(PortRange(30000, 32767)),
+    {
+        Holder("Service/default/phone", "sip", Protocol.UDP): PortRange(30001, 30002),
+        Holder("Service/default/phone", "rtp", Protocol.UDP): PortRange(31000, 31999),
+    },
+)
+
+
+# --------------------------------------------------------------------------------- what it shows
+
+
+def test_it_says_how_everything_stands() -> None:
+    blue = standing(
+        "blue",
+        live=forwards("tcp 1000-8000", "udp 1000-8000"),
+        backend="nftables",
+        reason="the kernel has it",
+        change=Change(NOW - 7300, "9 added"),
+        drift=Drift(at=NOW - 200, process="nft", pid=123, changes=4),
+        drifts=3,
+        notes=("a note",),
+    )
+    red = standing("red", State.FAILING, why="not permitted")
+    green = standing(
+        "green",
+        State.CONFLICT,
+        why="x: claimed twice",
+        pending=(Pending("VirtualMachine/default/laptop/red", "there is no link eth0 yet"),),
+        refused=(Pending("x", "claimed twice"),),
+    )
+    problem = Problem(
+        code="port-out-of-range",
+        path=("spec", "end"),
+        what="is not a port number",
+        fix="Write a number from 1 to 65535.",
+        value=70000,
+        file="/etc/m/laptop.yaml",
+        line=16,
+    )
+    status = node(
+        *(blue, red, green),
+        source="/etc/m",
+        manifests=2,
+        problems=(problem,),
+        held=("/etc/m/laptop.yaml",),
+        policies=Policies(enforced=True, count=3),
+        allocations=ALLOCATIONS,
+    )
+    text = " ".join(seen(status).text.split())
+    for words in (
+        "Not ready: 1 namespace is failing",
+        "1 failing",
+        "1 conflict",
+        "1 in sync",
+        "in sync for 3 min",
+        "not permitted",
+        "VirtualMachine/default/laptop/red: there is no link eth0 yet",
+        "x: claimed twice",
+        "nft (pid 123) changed 4 rules 3 min ago: undone; 3 times in all",
+        "changed 2 h ago: 9 added",
+        "nftables: the kernel has it",
+        "2 ranges in 4 rules",
+        "10.0.2.2, fd10:0:2::2",
+        "a note",
+        "/etc/m/laptop.yaml:16",
+        "spec.end: is not a port number (it is 70000). Write a number from 1 to 65535.",
+        "2 manifests from /etc/m",
+        "3 enforced",
+        "Static band 30000-30085",
+        "2 of 86 taken",
+        "Dynamic band 30086-32767",
+        "1,000 of 2,682 taken",
+        "Service/default/phone port rtp",
+    ):
+        assert words in text, words
+    assert text.count("claimed twice") == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "stuck", "line"),
+    [
+        (node(), "", "Ready"),
+        (node(ready=False), "", "Not ready: not every namespace has been tried yet"),
+        (node(unreadable="/m is away"), "", "Not ready: the manifests cannot be read"),
+        (node(), "The loop is stuck.", "Not alive: the loop is stuck"),
+    ],
+)
+def test_the_health_line_says_the_worst(status: Status, stuck: str, line: str) -> None:
+    page = seen(status, stuck)
+    assert line in page.said
+    assert page.said[1] == f"{line.partition(':')[0]} · node-1 · portranger"
+    if status.unreadable:
+        assert "/m is away" in page.text
+
+
+def test_ports_are_drawn_where_they_are() -> None:
+    page = seen(
+        node(standing("blue", live=forwards("tcp 1-1", "tcp 32768-65535", "udp 6554-13106")))
+    )
+    drawn = [
+        [float(str(bar[key]).rstrip("%")) for key in ("x", "width", "y")]
+        for bar in page.all("rect")
+    ]
+    expected = [
+        (0, 100 / 65535, 3),
+        (32767 / 655.35, 32768 / 655.35, 3),
+        (6553 / 655.35, 6553 / 655.35, 19),
+    ]
+    assert drawn == [pytest.approx(one, abs=1e-3) for one in expected]
+
+
+def test_every_picture_has_a_name_and_says_the_same_in_words() -> None:
+    page = seen(node(standing("blue", live=forwards("tcp 22-80")), allocations=ALLOCATIONS))
+    pictures = [one for one in page.all("svg") if one.get("role") == "img"]
+    assert len(pictures) == 3
+    ids = [one["id"] for _, one in page.elements if "id" in one]
+    assert len(ids) == len(set(ids))
+    for one in pictures:
+        assert one["aria-labelledby"] in ids
+        assert one["aria-describedby"] in ids
+    assert "Ports forwarded in blue" in page.said
+    assert "tcp: 22-80" in page.said
+    assert "static band 30000-30085: 2 of 86 taken" in page.said
+
+
+def test_a_machine_that_has_everything_fills_the_axis() -> None:
+    everything = forward("", owner=DESKTOP)
+    page = seen(node(standing("blue", live=(Live(everything, 1),))))
+    (bar,) = page.all("rect")
+    assert (bar["x"], bar["width"]) == ("0.000%", "100.000%")
+    assert "any" in page.said
+
+
+def test_the_other_pages_are_one_click_away() -> None:
+    assert [one["href"] for one in seen(node()).all("a")][1:] == [
+        "metrics",
+        "healthz",
+        "readyz",
+        "status",
+    ]
+
+
+def test_where_an_api_server_gives_node_ports_none_are_drawn() -> None:
+    assert "Node ports" not in seen(node()).said
+    assert status_json(node())["node_ports"] is None
+
+
+def test_allocations_are_told_to_programs_too() -> None:
+    assert status_json(node(allocations=ALLOCATIONS))["node_ports"] == {
+        "range": "30000-32767",
+        "static": {"ports": "30000-30085", "available": 84},
+        "dynamic": {"ports": "30086-32767", "available": 1682},
+        "held": [
+            {
+                "owner": "Service/default/phone",
+                "port": "rtp",
+                "protocol": "udp",
+                "ports": "31000-31999",
+            },
+            {
+                "owner": "Service/default/phone",
+                "port": "sip",
+                "protocol": "udp",
+                "ports": "30001-30002",
+            },
+        ],
+    }
+
+
+# ------------------------------------------------------------------------------ what it cannot be
+
+
+def said_everywhere(text: str) -> Status:
+    """A node on which everything that somebody can name is named so."""
+    where = Pending(text, text)
+    one = standing(
+        text,
+        State.FAILING,
+        why=text,
+        live=forwards("tcp 22", owner=text),
+        backend="nftables",
+        reason=text,
+        notes=(text,),
+        pending=(where,),
+        refused=(where,),
+        change=Change(NOW, text),
+        drift=Drift(at=NOW, process=text, pid=1, changes=1),
+    )
+    problem = Problem(code=text, path=(text,), what=text, fix=text, value=text, file=text, line=1)
+    held = Holder(f"Service/{text}", text, Protocol.TCP)
+    return node(
+        one,
+        unreadable=text,
+        source=text,
+        held=(text,),
+        problems=(problem,),
+        policies=Policies(enforced=True, why=text),
+        allocations=Allocations(Bands(PortRange(30000, 32767)), {held: PortRange(30000, 30001)}),
+    )
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_what_others_name_is_text_wherever_it_stands(text: str) -> None:
+    page, plain = seen(said_everywhere(text)), seen(said_everywhere("quite-plain"))
+    assert page.shape == plain.shape
+    assert [one.get("src") for one in page.all("script")] == ["page.js"]
+    shown = page.text + "".join(str(value) for _, one in page.elements for value in one.values())
+    assert not re.search("[\0\t\x1b\u202e\u2066\ud800]", shown)
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_what_is_written_into_an_attribute_stays_in_it(text: str) -> None:
+    made = Seen(element("a", title=text, href="x").encode())
+    assert made.shape == [("a", frozenset({"title", "href"}))]
+    assert made.elements[0][1]["title"] == printable(text, LONGEST)
+
+
+def test_nothing_on_it_needs_more_than_the_policy_allows() -> None:
+    page = seen(said_everywhere("x"))
+    for tag, attributes in page.elements:
+        assert tag not in ("style", "iframe", "img", "form", "object", "base")
+        assert not any(key == "style" or key.startswith("on") for key in attributes), tag
+        for key in ("href", "src"):
+            assert not str(attributes.get(key) or "").startswith(("http", "//", "javascript:"))
+    assert b"url(" not in asset("page.css")
+    assert b"@import" not in asset("page.css")
+    for sink in (b"innerHTML", b"eval", b"document.write", b"insertAdjacentHTML", b"DOMParser"):
+        assert sink not in asset("page.js")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "exec plugin failed: token=SESAME1234 is not known",
+        'it said {"token": "SESAME1234"}',
+        "Authorization: Bearer SESAME1234",
+        "cannot reach https://admin:SESAME1234@api.example:6443/x",
+        "password: 'SESAME1234'",
+        "got eyJSESAME1234abc.eyJpc3MiOi.c2ln",
+        "AWS_SECRET=SESAME1234",
+    ],
+)
+def test_what_looks_like_a_credential_in_a_text_of_others_is_left_out(text: str) -> None:
+    page = document(said_everywhere("x"), node="n", now=NOW)
+    assert b"[hidden]" not in page
+    shown = seen(node(standing("n", State.FAILING, why=text, notes=(text,)), unreadable=text)).text
+    assert "SESAME1234" not in shown
+    assert shown.count("[hidden]") == 3
+
+
+# ------------------------------------------------------------------------------------- how much
+
+
+def test_those_that_need_somebody_come_first_and_the_quiet_are_folded() -> None:
+    quiet = [standing(f"q{number:03}") for number in range(FEW + 1)]
+    late = standing("z", drift=Drift(at=NOW - 9999, changes=1))
+    states = (State.PENDING, State.CONFLICT, State.REFUSED, State.FAILING)
+    troubled = [standing(f"a{state.name}", state) for state in states]
+    page = seen(node(*quiet, late, *troubled))
+    names = [one for one in page.said if one[0] in "aqz" and len(one) < 12 and " " not in one]
+    assert names[:4] == ["aFAILING", "aREFUSED", "aCONFLICT", "aPENDING"]
+    assert f"{FEW + 2} more in sync, with nothing to say" in page.said
+    assert "quiet" in [one.get("id") for one in page.all("details")]
+    assert "quiet" not in [one.get("id") for one in seen(node(*quiet[:FEW])).all("details")]
+
+
+def test_a_thousand_namespaces_in_trouble_make_a_page_of_bounded_size_in_bounded_time() -> None:
+    live = forwards(*(f"tcp {1 + 900 * number}-{400 + 900 * number}" for number in range(64)))
+    where = tuple(Pending("o" * 300, "r" * 900) for _ in range(20))
+    bad = tuple(
+        standing(
+            f"vm-{number}",
+            State.FAILING if number % 2 else State.IN_SYNC,
+            why="w" * 3000,
+            live=live,
+            pending=where if number % 2 else (),
+        )
+        for number in range(1000)
+    )
+    problem = Problem(code="c", path=("p",), what="w" * 900, fix="f", value="v" * 900, file="x")
+    held = {
+        Holder(f"Service/default/s{number}", "", Protocol.TCP): PortRange(number, number)
+        for number in range(30000, 32000)
+    }
+    status = node(
+        *bad,
+        problems=(problem,) * 2000,
+        held=("h" * 300,) * 2000,
+        allocations=Allocations(Bands(PortRange(30000, 32767)), held),
+    )
+    started = time.process_time()
+    page = document(status, node="n", now=NOW)
+    assert time.process_time() - started < 3
+    assert len(page) < 1_500_000
+    found = Seen(page)
+    assert len(found.all("article")) == MOST_TROUBLED + MOST_QUIET
+    assert f"and {500 - MOST_TROUBLED} more: " in found.said
+    assert len(found.all("rect")) <= (MOST_TROUBLED + MOST_QUIET + 2) * MOST_BARS
+
+
+# ------------------------------------------------------------------------------------ over HTTP
+
+
+@pytest.fixture(params=["127.0.0.1", "::1", "localhost"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with closing(serve(request.param)) as made:
+        yield made
+
+
+def serve(host: str) -> Server:
+    return Server(
+        host,
+        0,
+        status=lambda: node(standing("blue")),
+        beat=time.monotonic,
+        metrics_text=lambda: b"x 1\n",
+        log=lambda _: None,
+    )
+
+
+def ask(
+    server: Server, path: str = "/", method: str = "GET", **headers: str
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    address = {"0.0.0.0": "127.0.0.1"}.get(server.address[0], server.address[0])
+    connection = http.client.HTTPConnection(address, server.address[1], timeout=20)
+    with closing(connection):
+        connection.putrequest(method, path, skip_host="Host" in headers)
+        for key, value in headers.items():
+            for one in value.split("|"):
+                connection.putheader(key, one)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+
+
+def test_a_browser_gets_the_page_and_a_program_the_list(server: Server) -> None:
+    code, headers, body = ask(server, Accept="text/html,application/xhtml+xml,*/*;q=0.8")
+    assert (code, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert body.startswith(b"<!doctype html>")
+    code, headers, body = ask(server, Accept="*/*")
+    assert (code, headers["Content-Type"]) == (200, "text/plain; charset=utf-8")
+    assert b"/metrics " in body
+    assert headers["Vary"] == "Accept"
+    code, _, body = ask(server, method="HEAD", Accept="text/html")
+    assert (code, body) == (200, b"")
+    assert ask(server, method="POST", Accept="text/html")[0] == 405
+
+
+@pytest.mark.parametrize("path", ["/", "/page.css", "/page.js", "/status", "/metrics", "/nothing"])
+def test_a_browser_may_load_run_and_frame_nothing_else(path: str) -> None:
+    with closing(serve("127.0.0.1")) as server:
+        _, headers, _ = ask(server, path, Accept="text/html")
+    policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    for key in ("base-uri", "form-action", "frame-ancestors"):
+        assert policy[key] == "'none'"
+    assert "unsafe" not in headers["Content-Security-Policy"]
+    assert headers["X-Frame-Options"] == "DENY"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert "Access-Control-Allow-Origin" not in headers
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [("/page.css", "text/css"), ("/page.js", "text/javascript")]
+)
+def test_what_the_page_names_is_served(path: str, kind: str) -> None:
+    with closing(serve("127.0.0.1")) as server:
+        code, headers, body = ask(server, path)
+    assert (code, headers["Content-Type"]) == (200, f"{kind}; charset=utf-8")
+    assert body == asset(path[1:])
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "LocalHost:9788",
+        "127.0.0.1",
+        "127.0.0.1:9788",
+        "[::1]:9788",
+        "[::1]",
+        "10.0.0.7",
+    ],
+)
+def test_on_loopback_it_answers_to_addresses_and_to_localhost(server: Server, host: str) -> None:
+    assert ask(server, "/status", Host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:9788",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "evil.example|localhost",
+        "",
+        ":9788",
+        "[localhost]",
+    ],
+)
+def test_on_loopback_no_other_name_leads_to_it(server: Server, host: str) -> None:
+    """A page from there could else read all of it: DNS rebinding."""
+    for path in ("/", "/status", "/metrics"):
+        code, _, body = ask(server, path, Host=host, Accept="text/html")
+        assert code == 421
+        assert b"evil" not in body
+        assert b"blue" not in body
+
+
+def test_elsewhere_it_answers_to_every_name() -> None:
+    with closing(serve("0.0.0.0")) as server:
+        assert ask(server, "/metrics", Host="node-1.example:9788")[0] == 200
+
+
+def test_who_names_no_host_is_no_browser(server: Server) -> None:
+    address = server.address[0], server.address[1]
+    with socket.create_connection(address, timeout=20) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.0 200 ")
