@@ -31,7 +31,8 @@ class Worker:
         self, family: Family, command: Iterable[str] = (), patience: float = PATIENCE
     ) -> None:
         self._family = family
-        self._command = list(command) or [sys.executable, "-m", WORKER]
+        # -P: not from the directory that we happen to be in, which may be anybody's.
+        self._command = list(command) or [sys.executable, "-P", "-m", WORKER]
         self._patience = patience
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -120,7 +121,7 @@ class Iptables:
             self._digests = {family: listing["digest"] for family, listing in listings.items()}
             self.others = sum(int(str(listing["others"])) for listing in listings.values())
             self._seen = decode(listings)
-        except (LookupError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             self._workers.stop()
             raise TryAgain(
                 f"an iptables worker answered nonsense ({error!r})", "Try again"

@@ -81,6 +81,22 @@ def test_an_answer_comes_from_a_process_that_stays(descriptor: int) -> None:
     assert first["pid"] != os.getpid()
 
 
+def test_a_worker_is_never_what_lies_in_the_directory_we_are_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, descriptor: int
+) -> None:
+    folder = tmp_path / "agent" / "kernel"
+    folder.mkdir(parents=True)
+    for package in (tmp_path / "agent", folder):
+        (package / "__init__.py").touch()
+    (folder / "iptables_worker.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    worker = Worker(Family.IP, patience=20)
+    with pytest.raises(Failure):  # /dev/null is no namespace
+        worker.ask(descriptor, {})
+    worker.stop()
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("program", "patience", "what"),
     [
