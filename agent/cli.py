@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import click
+from click.shell_completion import CompletionItem, ShellComplete
 
+from agent import completion as shells
 from agent.commands.plan import OUTPUTS
 from agent.console import this_process
 from agent.errors import Failure, Usage
@@ -15,6 +17,8 @@ from rules.manifests import MOST_ENTRIES
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code."""
+    if not arguments and (question := shells.asked(os.environ)):
+        return _answered(question)
     try:
         return portranger.main(list(arguments), "portranger", standalone_mode=False) or 0
     except click.exceptions.Abort:
@@ -23,6 +27,37 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         error.show()
         return Usage.exit_code
+
+
+def _answered(question: shells.Question) -> int:
+    """What a key that completes is to find."""
+    completer = ShellComplete(portranger, {}, "portranger", shells.ASKED)
+    items = completer.get_completions(list(question.words), question.word)
+    if not items and question.at_an_option:
+        items = completer.get_completions(list(question.words), "-")
+    found = [(str(item.type), str(item.value), item.help or "") for item in items]
+    for line in shells.answer(question, found):
+        click.echo(line)
+    return 0
+
+
+def _files(_context: object, _option: object, word: str) -> list[CompletionItem[str]]:
+    return [CompletionItem(word, type=shells.FILE)]
+
+
+def _namespaces(
+    context: click.Context, _option: object, word: str
+) -> list[CompletionItem[str]] | list[str]:
+    if "/" in word:
+        return [CompletionItem(word, type=shells.FILE)]
+    return shells.namespaces(word, node=context.command.name not in ("plan", "apply"))
+
+
+def _examples(*commands: str) -> str:
+    """The end of a command's help."""
+    noun = "Example" if len(commands) == 1 else "Examples"
+    # Click keeps lines as they are behind a \b.
+    return "\n".join(["\b", f"{noun}:", *(f"  portranger {command}" for command in commands)])
 
 
 def _kernel(backend: str) -> Kernel:
@@ -62,6 +97,7 @@ files = click.option(
     multiple=True,
     required=True,
     metavar="PATH",
+    shell_complete=_files,
     help="A manifest, a directory of them, or - for standard input; may be repeated.",
 )
 
@@ -71,7 +107,6 @@ most = click.option(
     "most",
     type=click.IntRange(min=1),
     default=MOST_ENTRIES,
-    show_default=True,
     metavar="N",
     help="Refuse an interface that declares more ports and ranges than this.",
 )
@@ -83,10 +118,18 @@ def _not_empty(_context: object, _option: object, value: Any) -> Any:
     return value
 
 
+printed = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="For people, or for programs.",
+)
 one_netns = click.option(
     "--netns",
     metavar="NS",
     callback=_not_empty,
+    shell_complete=_namespaces,
     help="Put every manifest into this namespace: a name, a path or pid:N.",
 )
 many_netns = click.option(
@@ -94,13 +137,15 @@ many_netns = click.option(
     multiple=True,
     callback=_not_empty,
     metavar="NS",
-    help="A namespace by name, path or pid:N; may be repeated. Without it, all that have a name.",
+    shell_complete=_namespaces,
+    help="A namespace: a name, a path or pid:N; may be repeated. Without it, all that have a name, "
+    "and the node's own.",
 )
 backend = click.option(
     "--backend",
     type=click.Choice(["auto", "nftables", "iptables"]),
     default="auto",
-    help="Which tables of the kernel to use.",
+    help="Which tables of the kernel to use; auto takes what is in use in the namespace.",
 )
 color = click.option(
     "--color",
@@ -108,38 +153,52 @@ color = click.option(
     is_flag=False,
     flag_value="always",
     default="auto",
-    help="Whether to colour the plan.",
+    help="Whether to use colours; auto does so on a terminal.",
 )
 config = click.option(
     "-c",
     "--config",
     metavar="FILE",
+    shell_complete=_files,
     help="The daemon's configuration; without it, /etc/portranger/portranger.toml if there is one.",
 )
-yes = click.option("--yes", is_flag=True, help="Do not ask.")
+yes = click.option("--yes", is_flag=True, help="Do not ask before something is changed.")
 
 
 @click.group(
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     epilog="Exit codes: 0 done, 1 failed, 2 changes (plan --detailed-exitcode), 64 usage, "
     "65 bad manifest, 69 backend missing, 75 try again, 77 not permitted, 78 bad configuration.",
 )
 @click.version_option(package_name="portranger")
 def portranger() -> None:
-    """One DNAT rule per contiguous port range of a virtual machine, in the right namespace."""
+    """One DNAT rule per contiguous port range of a virtual machine, in the right namespace.
+
+    Begin with `portranger demo`, or with `portranger plan --against empty -f FILE`, which needs no
+    root. `man portranger` tells the rest.
+    """
 
 
-@portranger.command()
+@portranger.command(epilog=_examples("validate -f manifests/", "validate -f - < desktop.yaml"))
 @files
 @most
 def validate(paths: tuple[str, ...], most: int) -> int:
-    """Check manifests: every problem in them, or that all are valid."""
+    """Check manifests, and tell every problem.
+
+    Each is told with its file, line and field, what is wrong, and what to write instead.
+    """
     from agent.commands.validate import validate as command
 
     return command(paths, this_process(), most=most)
 
 
-@portranger.command()
+@portranger.command(
+    epilog=_examples(
+        "plan -f desktop.yaml",
+        "plan -f manifests/ --against empty -o json",
+        "plan -f desktop.yaml --netns desktop --detailed-exitcode",
+    )
+)
 @files
 @most
 @one_netns
@@ -147,15 +206,24 @@ def validate(paths: tuple[str, ...], most: int) -> int:
     "--against",
     type=click.Choice(["live", "empty"]),
     default="live",
-    help="Compare with the kernel, or with nothing (needs no root and no kernel).",
+    help="Compare with the kernel, or with nothing, which needs neither root nor a kernel.",
 )
-@click.option("-o", "--output", type=click.Choice(OUTPUTS), default="text")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(OUTPUTS),
+    default="text",
+    help="For people, for programs, or a script for nft -f or iptables-restore.",
+)
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 if there are changes.")
 @click.option("-v", "--verbose", is_flag=True, help="Say which backend was chosen, and why.")
 @backend
 @color
 def plan(**options: Any) -> int:
-    """Show what apply would change, and change nothing."""
+    """Show what apply would change.
+
+    Nothing is changed.
+    """
     from agent.commands.plan import plan as command
 
     return command(
@@ -170,7 +238,9 @@ def plan(**options: Any) -> int:
     )
 
 
-@portranger.command()
+@portranger.command(
+    epilog=_examples("apply -f desktop.yaml", "apply -f manifests/ --netns desktop --yes")
+)
 @files
 @most
 @one_netns
@@ -178,7 +248,11 @@ def plan(**options: Any) -> int:
 @color
 @yes
 def apply(**options: Any) -> int:
-    """Make the namespaces of these manifests hold what they declare, and nothing else of ours."""
+    """Make namespaces hold what manifests declare.
+
+    Nothing else of ours stays in these namespaces; others are left alone. If a manifest is bad,
+    nothing at all is changed.
+    """
     from agent.commands.apply import apply as command
 
     return command(
@@ -191,22 +265,76 @@ def apply(**options: Any) -> int:
     )
 
 
-@portranger.command()
+@portranger.command(
+    epilog=_examples(
+        "show --netns desktop", "show --map --netns node:self", "show --netns node:self -o json"
+    )
+)
 @many_netns
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
+@click.option(
+    "--map", "as_map", is_flag=True, help="Draw the ports: who holds which, what is free."
+)
+@printed
 @backend
-def show(netns: tuple[str, ...], output: str, backend: str) -> int:
-    """Show what is live, with packets and bytes of each range."""
+@color
+def show(**options: Any) -> int:
+    """Show what is live, and what it has counted.
+
+    A NAT rule sees the first packet of each flow: new flows are counted, not all traffic.
+    """
+    if options["as_map"] and options["output"] != "text":
+        raise click.UsageError("--map is a picture: it does not go with -o json.")
     from agent.commands.show import show as command
 
-    return command(netns, this_process(), kernel=_kernel(backend), output=output)
+    return command(
+        options["netns"],
+        this_process(options["color"]),
+        kernel=_kernel(options["backend"]),
+        output=options["output"],
+        as_map=options["as_map"],
+    )
 
 
-@portranger.command()
+@portranger.command(epilog=_examples("top", "top --netns desktop --sort new", "top -n 1"))
+@many_netns
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 3600),
+    default=1.0,
+    metavar="S",
+    help="How many seconds from one look to the next.",
+)
+@click.option(
+    "-n",
+    "--count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Print so many tables and end; 1 where there is no terminal.",
+)
+@click.option(
+    "--sort",
+    type=click.Choice(["open", "new", "packets", "bytes", "range"]),
+    default="open",
+    help="What comes first.",
+)
+@backend
+def top(**options: Any) -> int:
+    """Watch the traffic of each range; q quits.
+
+    New flows, open connections, packets and bytes, as they are now.
+    """
+    from agent.commands.top import Wish
+    from agent.commands.top import top as command
+
+    kernel = _kernel(options.pop("backend"))
+    return command(Wish(**options), this_process(), kernel=kernel)
+
+
+@portranger.command(epilog=_examples("status", "status -o json"))
 @config
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
+@printed
 def status(config: str | None, output: str) -> int:
-    """Ask the running daemon how everything stands."""
+    """Ask the daemon how everything stands."""
     import contextlib
     import time
 
@@ -225,15 +353,37 @@ def status(config: str | None, output: str) -> int:
         raise
 
 
-@portranger.command()
-@click.option("-f", "--file", "paths", multiple=True, metavar="PATH", help="Manifests to ask.")
+@portranger.command(
+    epilog=_examples(
+        "explain --live --netns desktop tcp/8080",
+        "explain -f desktop.yaml udp/5060 --from 192.0.2.7",
+    )
+)
+@click.option(
+    "-f",
+    "--file",
+    "paths",
+    multiple=True,
+    metavar="PATH",
+    shell_complete=_files,
+    help="Manifests to ask: files, directories, or - for standard input; may be repeated.",
+)
 @click.option("--live", is_flag=True, help="Ask the kernel instead of manifests.")
-@click.option("--netns", metavar="NS", callback=_not_empty, help="Only this namespace.")
-@click.option("--from", "source", metavar="ADDR", help="Who sends; 127.0.0.1 for the inside.")
+@click.option(
+    "--netns",
+    metavar="NS",
+    callback=_not_empty,
+    shell_complete=_namespaces,
+    help="Only this namespace: a name, a path or pid:N.",
+)
+@click.option("--from", "source", metavar="ADDR", help="Who sends; 127.0.0.1 is the inside.")
 @click.argument("what", metavar="PROTO/PORT")
 @backend
 def explain(**options: Any) -> int:
-    """Say which rule of which owner takes a packet where, or why none does."""
+    """Say where a packet goes, and by which rule.
+
+    Give a protocol and a port, such as tcp/8080; where no rule takes it, the answer is why.
+    """
     if bool(options["paths"]) == options["live"]:
         raise click.UsageError("Give either -f PATH or --live.")
     from agent.commands.explain import explain as command
@@ -248,33 +398,36 @@ def explain(**options: Any) -> int:
     )
 
 
-@portranger.command()
+@portranger.command(epilog=_examples("convert -f desktop.yaml --to annotations"))
 @files
 @click.option(
     "--to",
     type=click.Choice(["ranges", "ports", "annotations"]),
     required=True,
-    help="portRanges where there are such, every port by itself, or named ports with annotations.",
+    help="Ranges as portRanges, every port by itself, or named ports with annotations.",
 )
 def convert(paths: tuple[str, ...], to: str) -> int:
-    """Print manifests with their port ranges in another spelling."""
+    """Print manifests in another spelling."""
     from agent.commands.convert import convert as command
 
     return command(paths, this_process(), to=to)
 
 
-@portranger.command()
+@portranger.command(epilog=_examples("clear --netns desktop", "clear --yes"))
 @many_netns
 @backend
 @yes
 def clear(netns: tuple[str, ...], yes: bool, backend: str) -> int:
-    """Remove everything of ours from namespaces."""
+    """Remove everything of ours from namespaces.
+
+    A running daemon puts it back: stop it first. Kernel settings stay as they are.
+    """
     from agent.commands.clear import clear as command
 
     return command(netns, this_process(), kernel=_kernel(backend), confirm=_confirm(yes))
 
 
-@portranger.command("run")
+@portranger.command("run", epilog=_examples("run -c portranger.toml", "run --log-format json"))
 @config
 @click.option(
     "--log-format",
@@ -283,7 +436,11 @@ def clear(netns: tuple[str, ...], yes: bool, backend: str) -> int:
     help="How to write the log: name=value pairs, or JSON; a line per event.",
 )
 def run_daemon(config: str | None, log_format: Literal["text", "json"]) -> int:
-    """Watch manifests and namespaces, and keep the rules true until stopped."""
+    """Keep the rules true until stopped.
+
+    This is the daemon. It watches manifests and namespaces. SIGHUP makes it read everything again;
+    when it ends, the rules stay.
+    """
     from agent.daemon import Daemon
     from agent.log import this_process_log
     from agent.notify import Notifier
@@ -299,19 +456,27 @@ def run_daemon(config: str | None, log_format: Literal["text", "json"]) -> int:
 
 @portranger.command()
 def demo() -> int:
-    """Build namespaces of its own, forward ports, prove it with packets, clean up."""
+    """Show it with real packets, and clean up.
+
+    It builds network namespaces of its own, forwards ports in them and proves it.
+    """
     from agent.demo import demonstrate
 
     return demonstrate(this_process())
 
 
-@portranger.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@portranger.command(
+    epilog=_examples(
+        "completion bash > /usr/share/bash-completion/completions/portranger",
+        "completion zsh > /usr/share/zsh/vendor-completions/_portranger",
+        "completion fish > /usr/share/fish/vendor_completions.d/portranger.fish",
+    )
+)
+@click.argument("shell", type=click.Choice(list(shells.SCRIPTS)))
 def completion(shell: str) -> int:
-    """Print the completion script of a shell; try: source <(portranger completion bash)."""
-    from click.shell_completion import get_completion_class
+    """Print the completion script of a shell.
 
-    completer = get_completion_class(shell)
-    assert completer is not None  # noqa: S101 - click knows the shells of the choice above
-    click.echo(completer(portranger, {}, "portranger", "_PORTRANGER_COMPLETE").source())
+    `make install` puts all three in their places.
+    """
+    click.echo(shells.SCRIPTS[shell], nl=False)
     return 0

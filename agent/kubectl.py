@@ -100,7 +100,8 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
         add("what", metavar="PROTO/PORT", type=protocol_and_port, help="such as tcp/8080")
         add("--from", dest="source", metavar="ADDR", type=address_of, help="who sends")
     else:
-        add("-o", "--output", choices=("text", "json"), default="text")
+        words = "for people, or for programs"
+        add("-o", "--output", choices=("text", "json"), default="text", help=words)
     add("-n", "--namespace", metavar="NS", type=_name, help="without it, the context's own")
     add("--context", default="", metavar="NAME", help="without it, the current one")
     add("--kubeconfig", default="", metavar="FILE", help="without it, found as kubectl does")

@@ -33,7 +33,7 @@ from rules.nft import (
 )
 from rules.nft_rules import decode_lookup, decode_rule, handle_of, ports_of, text
 from rules.ports import HIGHEST, PortRange
-from rules.problems import shown
+from rules.problems import printable, shown
 from rules.shapes import Lives, lookup_of, name, port_name
 
 NAME_CHARACTERS = LINK_CHARACTERS | {"/"}
@@ -60,7 +60,10 @@ def decode(
     ]
     found: list[Live | Foreign] = []
     mapped: dict[Lookup, int] = {}
-    rules = kinds.pop("rule", [])
+    every = kinds.pop("rule", [])
+    # To delete a rule is to write the name of its chain, which in a script must be one.
+    rules = [value for value in every if _is_name(value.get("chain"))]
+    unsound += ["there are rules in a chain that nft could not name"] if rules != every else []
     for value in rules:
         lookup = decode_lookup(value)
         if lookup is None:
@@ -87,7 +90,9 @@ def decode(
             if kind in (MAP, SET) and _is_name(value.get("name")):
                 found.append(_stray(kind, str(value["name"])))
             elif kind != "metainfo":
-                unsound.append(f"there is a {kind} {shown(value.get('name'))} in it, not ours")
+                unsound.append(
+                    f"there is a {printable(kind, 40)} {shown(value.get('name'))} in it, not ours"
+                )
     return Observed(
         live=Lives(rule for rule in found if isinstance(rule, Live)),
         foreign=tuple(rule for rule in found if isinstance(rule, Foreign)),

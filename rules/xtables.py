@@ -6,6 +6,7 @@ it was planned on, so a place always means the rule that stood there.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import index
 
 from rules.flattened import each
 from rules.model import Chain, Family, Foreign, Live, Observed, Rule
@@ -199,7 +200,7 @@ def decode(listings: Mapping[Family, Mapping[str, object]]) -> Observed:
             if chain_name not in CHAINS:
                 continue
             chain = CHAINS[chain_name]
-            places = jumps.get(chain_name, [])
+            places = [index(place) for place in jumps.get(chain_name, [])]
             standing.add((family, chain))
             if places:
                 jumped.add((family, chain))
@@ -207,7 +208,7 @@ def decode(listings: Mapping[Family, Mapping[str, object]]) -> Observed:
                 (made if places else broken).add(chain)
             foreign += [
                 Foreign(f"{family.value} {built_in(chain)}", place, "a second jump to our chain")
-                for place in list(places)[1:]
+                for place in places[1:]
             ]
             for found in _decode_chain(family, chain, rules):
                 if isinstance(found, Live):

@@ -6,12 +6,14 @@ from ipaddress import ip_address, ip_network
 
 from rules.model import Address, Chain, Family, Foreign, Live, Network, Protocol, Rule
 from rules.ports import PortRange
+from rules.problems import printable
 
 PREFIX = "PORTRANGER-"
 FILTER, NAT = "filter", "nat"
 OPEN_FLOWS = "RELATED,ESTABLISHED"  # in the order in which it is listed
 INGRESS, EGRESS = " (ingress)", " (egress)"
 ENDS = ("src", "dst")
+LONGEST_GIST = 200  # characters of a rule that is not ours
 
 Json = dict[str, object]
 
@@ -113,7 +115,8 @@ def decode_rule(family: Family, chain: Chain, place: int, fields: Json) -> Live 
             raise ValueError(fields)
     except (AttributeError, LookupError, TypeError, ValueError):
         gist = " ".join(sorted(key for key in fields if key != "counters"))
-        return Foreign(f"{family.value} {name(chain)}", place, gist or "an empty rule")
+        text = printable(gist, LONGEST_GIST) or "an empty rule"
+        return Foreign(f"{family.value} {name(chain)}", place, text)
     return Live(rule, place, packets, octets)
 
 

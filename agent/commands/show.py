@@ -1,15 +1,21 @@
 """`portranger show`: what is live, with what went through it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from agent.commands.common import failed, failure_json
+from agent.commands.screen import painter, size, speaks_unicode
 from agent.console import Console
 from agent.errors import Failure, NoNamespace
 from agent.kernel.kinds import Kernel
+from rules.holdings import holdings
 from rules.model import Live, Observed
 from rules.plan import order
-from rules.values import Value
+from rules.port_axis import Style
+from rules.port_map import port_map
+from rules.values import Value, replace
 from rules.words import live_text, rule_json
+
+FINE = Style(free="\u00b7", other="\u2592", bar="\u2588", tick="\u2575")
 
 
 class Held(Value):
@@ -24,14 +30,21 @@ class Held(Value):
         return sorted(self.observed.live, key=lambda one: order(one.rule))
 
 
-def show(netns: Sequence[str], console: Console, *, kernel: Kernel, output: str = "text") -> int:
+def show(
+    netns: Sequence[str],
+    console: Console,
+    *,
+    kernel: Kernel,
+    output: str = "text",
+    as_map: bool = False,
+) -> int:
     found, failures = held(netns, kernel)
     if output == "json":
         namespaces = [_json(name, one) for name, one in found.items()]
         told = [failure_json(failure) for failure in failures]
         console.say_json({"namespaces": namespaces, "problems": told})
     elif found or not failures:
-        _say(console, found)
+        _say(console, found, _map_lines if as_map else _rule_lines)
     return failed(console, failures)
 
 
@@ -58,15 +71,31 @@ def _json(netns: str, one: Held) -> dict[str, object]:
     return {"netns": netns, "backend": one.backend, "reason": one.reason, "rules": rules}
 
 
-def _say(console: Console, found: dict[str, Held]) -> None:
+def _say(
+    console: Console, found: dict[str, Held], lines: Callable[[Held, Console], Iterable[str]]
+) -> None:
     if not found:
         console.say("Nothing of ours is live. `portranger apply -f FILE` sets it up.")
     for name, one in found.items():
         console.say(f"namespace {name} ({one.backend}: {one.reason})")
-        for line in live_text(one.live) or ["nothing of ours"]:
+        for line in lines(one, console):
             console.say(f"  {line}")
         if one.observed.leftovers:
             count = len(one.observed.leftovers)
             console.say(
                 f"  and {count} left over in the other backend; the next apply removes them"
             )
+
+
+def _rule_lines(one: Held, _: Console) -> Iterable[str]:
+    return live_text(one.live) or ["nothing of ours"]
+
+
+def _map_lines(one: Held, console: Console) -> Iterable[str]:
+    """The picture; letters and signs alone tell everything, colours only help."""
+    style = replace(
+        FINE if speaks_unicode(console.out) else Style(),
+        width=size(console.out)[0] - 2,
+        paint=painter(console.colored),
+    )
+    return list(port_map(holdings(one.live), style)) or ["nothing is forwarded"]

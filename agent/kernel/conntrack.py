@@ -4,23 +4,33 @@ import contextlib
 import socket
 import struct
 from collections.abc import Iterator, Sequence, Set
+from functools import lru_cache
 from ipaddress import ip_address
 
 from agent.kernel import sysctl
 from agent.kernel.netlink import NLM_F_ACK, NLM_F_DUMP, Attributes, ask, attribute, attributes
 from rules.flows import Flow, Forbidden, Forgotten
+from rules.load import Tracked, Tracking, Way
 from rules.model import Address, Family
 
 NETLINK_NETFILTER = 12
 CT_GET, CT_DELETE = (1 << 8) | 1, (1 << 8) | 2  # of the subsystem ctnetlink
 CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_ID, CTA_ZONE = 1, 2, 12, 18
+CTA_STATUS, CTA_STATUS_MASK, CTA_PROTOINFO = 3, 26, 4
+CTA_COUNTERS = (9, 10)  # of both directions
+CTA_COUNTERS_PACKETS, CTA_COUNTERS_BYTES = 1, 2
+CTA_PROTOINFO_TCP, CTA_PROTOINFO_TCP_STATE = 1, 1
+TCP_OVER = (7, 8)  # TIME_WAIT and CLOSE
+SEEN_REPLY, TRANSLATED = 1 << 1, 1 << 5  # bits of the status; the second: to another address
 CTA_TUPLE_IP, CTA_TUPLE_PROTO = 1, 2
 CTA_IP_SRC = {Family.IP: 1, Family.IP6: 3}
 CTA_IP_DST = {Family.IP: 2, Family.IP6: 4}
 CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT = 1, 2, 3
 VERSIONS = {Family.IP: socket.AF_INET, Family.IP6: socket.AF_INET6}
 FAMILIES = {int(version): family for family, version in VERSIONS.items()}
+MOST_FLOWS = 1 << 18  # that a kernel tracks, if nobody tells it otherwise
 COUNT = "net.netfilter.nf_conntrack_count"
+ACCOUNTING = "net.netfilter.nf_conntrack_acct"
 
 
 class Conntrack:
@@ -50,6 +60,69 @@ def is_idle() -> bool:
     return sysctl.read([COUNT]).get(COUNT) == "0"
 
 
+def tracked() -> Tracking:
+    """The flows of the namespace this thread is in that were sent on to another address, all in one
+    pass. Newer kernels pick them out by their status; of older ones we get all."""
+    counting = sysctl.read([ACCOUNTING]).get(ACCOUNTING) == "1"
+    if is_idle():
+        return Tracking((), counting)
+    status = TRANSLATED.to_bytes(4, "big")
+    wanted = attribute(CTA_STATUS, status) + attribute(CTA_STATUS_MASK, status)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER) as netlink:
+        answers = ask(netlink, CT_GET, NLM_F_DUMP, bytes(4) + wanted, "=BBH")
+    found = [tracked_of(header, entry) for header, entry in answers]
+    return Tracking(tuple(one for one in found if one is not None), counting)
+
+
+def tracked_of(header: Sequence[int], entry: Attributes) -> Tracked | None:
+    """What an entry tells, if it makes sense and is about a flow that was sent on."""
+    try:
+        status = int.from_bytes(entry[CTA_STATUS], "big")
+        if not status & TRANSLATED:
+            return None
+        return Tracked(
+            key=entry[CTA_ID] + entry[CTA_TUPLE_ORIG],
+            way=_way(FAMILIES[header[0]], entry[CTA_TUPLE_ORIG], entry[CTA_TUPLE_REPLY]),
+            answered=bool(status & SEEN_REPLY),
+            over=_is_over(entry),
+            counted=_counted(entry),
+        )
+    except LookupError:
+        return None
+
+
+@lru_cache(MOST_FLOWS)
+def _way(family: Family, original: bytes, reply: bytes) -> Way:
+    """Taken apart once: a flow stays where it is, and is seen again at every look."""
+    there, back = attributes(original), attributes(reply)
+    protocol = _nested(there, CTA_TUPLE_PROTO)
+    return Way(
+        family=family,
+        protocol=protocol[CTA_PROTO_NUM][0],
+        port=_port(protocol, CTA_PROTO_DST_PORT),
+        destination=_nested(there, CTA_TUPLE_IP)[CTA_IP_DST[family]],
+        answerer=_nested(back, CTA_TUPLE_IP)[CTA_IP_SRC[family]],
+    )
+
+
+def _is_over(entry: Attributes) -> bool:
+    """Whether it is a TCP connection that has ended, and is only remembered."""
+    info = attributes(entry.get(CTA_PROTOINFO, b""))
+    state = attributes(info.get(CTA_PROTOINFO_TCP, b"")).get(CTA_PROTOINFO_TCP_STATE, b"")
+    return bool(state) and state[0] in TCP_OVER
+
+
+def _counted(entry: Attributes) -> tuple[int, int] | None:
+    sides = [attributes(entry[side]) for side in CTA_COUNTERS if side in entry]
+    if not sides:
+        return None
+    packets, octets = (
+        sum(int.from_bytes(side.get(kind, b""), "big") for side in sides)
+        for kind in (CTA_COUNTERS_PACKETS, CTA_COUNTERS_BYTES)
+    )
+    return packets, octets
+
+
 def _signs(due: Sequence[Forgotten | Forbidden]) -> tuple[list[bytes], bool]:
     """The addresses one of which a flow must have, or be untranslated, to be one of these; no
     address: it may have any. Nodes have a hundred thousand flows, and few are meant."""
@@ -69,12 +142,12 @@ def _signs(due: Sequence[Forgotten | Forbidden]) -> tuple[list[bytes], bool]:
 
 def _may_be(entry: Attributes, signs: Sequence[bytes], *, untranslated: bool) -> bool:
     """Whether a closer look is worth it."""
-    original, reply = entry[CTA_TUPLE_ORIG], entry[CTA_TUPLE_REPLY]
+    original, reply = entry.get(CTA_TUPLE_ORIG, b""), entry.get(CTA_TUPLE_REPLY, b"")
     if any(sign in reply or sign in original for sign in signs):
         return True
     if not untranslated:
         return not signs
-    there, back = (_nested(attributes(memoryview(one)), CTA_TUPLE_IP) for one in (original, reply))
+    there, back = (attributes(attributes(one).get(CTA_TUPLE_IP, b"")) for one in (original, reply))
     return any(
         there.get(CTA_IP_DST[family]) == back.get(CTA_IP_SRC[family]) is not None
         for family in Family
@@ -85,12 +158,19 @@ def _flows(
     netlink: socket.socket, signs: Sequence[bytes] = (), *, untranslated: bool = False
 ) -> Iterator[tuple[Flow, Attributes]]:
     for header, entry in ask(netlink, CT_GET, NLM_F_DUMP, bytes(4), "=BBH"):
-        if not _may_be(entry, signs, untranslated=untranslated):
-            continue
+        if _may_be(entry, signs, untranslated=untranslated):
+            flow = flow_of(header, entry)
+            if flow is not None:
+                yield flow, entry
+
+
+def flow_of(header: Sequence[int], entry: Attributes) -> Flow | None:
+    """What an entry tells, if it makes sense."""
+    try:
         family = FAMILIES[header[0]]
         original, reply = _nested(entry, CTA_TUPLE_ORIG), _nested(entry, CTA_TUPLE_REPLY)
         protocol = _nested(original, CTA_TUPLE_PROTO)
-        flow = Flow(
+        return Flow(
             family=family,
             protocol=protocol[CTA_PROTO_NUM][0],
             port=_port(protocol, CTA_PROTO_DST_PORT),
@@ -99,7 +179,8 @@ def _flows(
             sender=ip_address(_nested(original, CTA_TUPLE_IP)[CTA_IP_SRC[family]]),
             answering_port=_port(_nested(reply, CTA_TUPLE_PROTO), CTA_PROTO_SRC_PORT),
         )
-        yield flow, entry
+    except (LookupError, ValueError):
+        return None
 
 
 def _port(protocol: Attributes, which: int) -> int:

@@ -6,13 +6,16 @@ the loop's own context; the numbers alone are one question to the kernel.
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 from agent.errors import Failure, NoNamespace, NotPermitted
-from agent.kernel.netlink import NLM_F_DUMP, Attributes, ask, attribute, attributes
+from agent.kernel.netlink import NLM_F_DUMP, Answer, Attributes, ask, attribute, attributes
 from agent.kernel.netns import inside, opened
+from rules.model import Live
 from rules.nft import NAME
+from rules.shapes import lookup_of, spot
+from rules.shapes import name as map_name
 
 NETLINK_NETFILTER = 12
 NFPROTO_INET = 1
@@ -53,12 +56,22 @@ def read(
         return {}
 
 
+def recounted(netns: str, live: Sequence[Live]) -> tuple[Live, ...]:
+    """These rules of the namespace that this thread is in, with what went through them by now."""
+    lookups = {lookup_of(one.rule) for one in live if not one.handle}
+    numbers = _counted(netns, [map_name(lookup) for lookup in lookups if lookup])
+    return tuple(
+        Live(one.rule, one.handle, *numbers.get(spot(one), (one.packets, one.octets)))
+        for one in live
+    )
+
+
 def _counted(netns: str, maps: Iterable[str]) -> Counted:
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER) as netlink:
             netlink.settimeout(PATIENCE)
             answers = ask(netlink, NFT_MSG_GETRULE, NLM_F_DUMP, OUR_RULES, "=BBH")
-            elements = dict(pair for name in maps for pair in _elements(netlink, name))
+            listed = dict(pair for name in maps for pair in _elements(netlink, name))
     except PermissionError as error:
         raise NotPermitted(
             f"may not read the counters of namespace {netns}",
@@ -66,12 +79,15 @@ def _counted(netns: str, maps: Iterable[str]) -> Counted:
         ) from error
     except OSError as error:
         raise Failure(f"cannot read the counters of namespace {netns}: {error}") from error
-    rules: Counted = {
-        _number(rule[NFTA_RULE_HANDLE]): numbers
-        for _, rule in answers
-        if (numbers := _numbers(rule)) is not None
-    }
-    return rules | elements
+    return dict(counted(answers)) | listed
+
+
+def counted(answers: Iterable[Answer]) -> Iterator[tuple[object, tuple[int, int]]]:
+    """What each rule of ours has counted, by its handle."""
+    for _, rule in answers:
+        numbers = _numbers(rule)
+        if numbers is not None and NFTA_RULE_HANDLE in rule:
+            yield _number(rule[NFTA_RULE_HANDLE]), numbers
 
 
 def _elements(netlink: socket.socket, name: str) -> Iterator[tuple[object, tuple[int, int]]]:
@@ -81,21 +97,25 @@ def _elements(netlink: socket.socket, name: str) -> Iterator[tuple[object, tuple
         answers = ask(netlink, NFT_MSG_GETSETELEM, NLM_F_DUMP, body, "=BBH")
     except FileNotFoundError:
         return
+    yield from elements(name, answers)
+
+
+def elements(name: str, answers: Iterable[Answer]) -> Iterator[tuple[object, tuple[int, int]]]:
+    """The same of the elements of a map."""
     for _, listed in answers:
         for raw in _listed(listed.get(NFTA_SET_ELEM_LIST_ELEMENTS, b"")):
             element = attributes(raw)
-            if (
-                NFTA_SET_ELEM_EXPR in element
-            ):  # the second of the two that make an interval has none
-                key = attributes(memoryview(element[NFTA_SET_ELEM_KEY]))[NFTA_DATA_VALUE]
-                counter = _counter(memoryview(element[NFTA_SET_ELEM_EXPR]))
-                yield (name, _number(key)), counter
+            key = attributes(element.get(NFTA_SET_ELEM_KEY, b"")).get(NFTA_DATA_VALUE)
+            # The second of the two that make an interval has no counter.
+            numbers = _counter(element.get(NFTA_SET_ELEM_EXPR, b""))
+            if key is not None and numbers is not None:
+                yield (name, _number(key)), numbers
 
 
 def _listed(raw: bytes) -> Iterator[memoryview]:
     """The members of a list, one after the other."""
     start = 0
-    while start < len(raw):
+    while start <= len(raw) - LENGTH.size:
         (length,) = LENGTH.unpack_from(raw, start)
         yield memoryview(raw)[start + 4 : start + length]
         start += (length + 3) & ~3 or 4  # whatever it says, the end comes nearer
@@ -110,8 +130,10 @@ def _numbers(rule: Attributes) -> tuple[int, int] | None:
     return None
 
 
-def _counter(expression: memoryview) -> tuple[int, int]:
-    data = attributes(memoryview(attributes(expression)[NFTA_EXPR_DATA]))
+def _counter(expression: memoryview | bytes) -> tuple[int, int] | None:
+    data = attributes(attributes(expression).get(NFTA_EXPR_DATA, b""))
+    if NFTA_COUNTER_PACKETS not in data or NFTA_COUNTER_BYTES not in data:
+        return None
     return _number(data[NFTA_COUNTER_PACKETS]), _number(data[NFTA_COUNTER_BYTES])
 
 

@@ -1,10 +1,11 @@
 """What every kernel offers, whichever holds the rules: the seam that reconcile works through."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from rules.model import Address, Members, Observed, Peers, Rule, Surroundings
+from rules.load import Tracking
+from rules.model import Address, Live, Members, Observed, Peers, Rule, Surroundings
 from rules.plan import Plan
 from rules.publish import Node
 from rules.values import Value
@@ -60,6 +61,16 @@ class Namespace(Protocol):
         """Forget flows that these rules would not have made, as after an interrupted commit."""
 
 
+class Watched(Namespace, Protocol):
+    """One whose traffic can be looked at, too."""
+
+    def recounted(self, live: Sequence[Live]) -> tuple[Live, ...]:
+        """What was observed, with its counters as they are now, at less cost than another look."""
+
+    def tracked(self) -> Tracking:
+        """The flows that are sent on to another address, by us or by others."""
+
+
 class Glimpse(Value, kw_only=True):
     """What tells at little cost whether a namespace is as it was."""
 
@@ -76,9 +87,7 @@ class Kernel(Protocol):
     def identity(self, netns: str) -> object:
         """Which namespace has that name now; None: there is none."""
 
-    def opened(
-        self, netns: str, known: Known | None = None
-    ) -> AbstractContextManager[Namespace]: ...
+    def opened(self, netns: str, known: Known | None = None) -> AbstractContextManager[Watched]: ...
     def glimpse(self, netns: str, sysctls: Iterable[str] = ()) -> Glimpse: ...
     def resources(self, netns: str) -> Mapping[str, str]:
         """Which link of a pod backs each of its network resources, as the pod itself tells."""

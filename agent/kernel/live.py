@@ -1,32 +1,33 @@
 """The kernel of this machine, a namespace at a time: what reconcile observes and commits to."""
 
-import fcntl
 import functools
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 
 from agent.errors import BackendMissing, Failure, NoNamespace
+from agent.kernel import counters, rtnetlink, sysctl
 from agent.kernel import netns as namespaces
-from agent.kernel import rtnetlink, sysctl
 from agent.kernel.backends import AUTO, IPTABLES, NFTABLES, Workers, chosen, legacy_is_live
-from agent.kernel.conntrack import Conntrack, is_idle
+from agent.kernel.conntrack import Conntrack, is_idle, tracked
 from agent.kernel.events import Events
 from agent.kernel.iptables import require
 from agent.kernel.kinds import Generation, Glimpse, Known
 from agent.kernel.nftables import Nftables, generation_of, kubevirt_in, netlink
 from agent.kernel.node import look
 from agent.kernel.pods import POD, Pods
+from agent.kernel.turns import Turns
 from rules.flows import Forbidden, Forgotten, forbidden, forgotten, unmade
+from rules.load import Tracking
 from rules.model import (
     NODE,
     Address,
     Chain,
     Family,
     Foreign,
+    Live,
     Members,
     Observed,
     Peers,
@@ -39,7 +40,6 @@ from rules.values import replace
 
 MOST_TO_CLOSE = 32  # sockets and contexts that wait for it: each is memory, and keeps its namespace
 KUBELET_ROOT = "/var/lib/kubelet"
-PATIENCE = 5.0  # seconds to wait for another of us in the same namespace
 
 
 class AtOnce:
@@ -103,6 +103,7 @@ class LiveNamespace:
         workers: Workers,
         *,
         later: AtOnce | Deferred,
+        turns: Turns,
         nsid: int | None = None,
         known: Known | None = None,
         proving: bool = False,
@@ -111,7 +112,7 @@ class LiveNamespace:
         self._proving = proving
         self._netns = netns
         self._descriptor = descriptor
-        self._later = later
+        self._later, self._turns = later, turns
         with self._inside():
             self._backends = chosen(backend, descriptor, workers, known)
         self.backend, self.reason = self._backends.name, self._backends.reason
@@ -148,6 +149,16 @@ class LiveNamespace:
             leftovers = (Foreign("its tables", 0, "nothing in a place of ours"),)
         return replace(self._backends.tables.observe(), sysctls=settings, leftovers=leftovers)
 
+    def recounted(self, live: Sequence[Live]) -> tuple[Live, ...]:
+        if self.backend != NFTABLES:
+            return tuple(live)  # here every look reads them
+        with self._inside():
+            return counters.recounted(self._netns, live)
+
+    def tracked(self) -> Tracking:
+        with self._inside():
+            return tracked()
+
     def commit(self, plan: Plan) -> None:
         """Settings first: where they may not be made, the rules would lead nowhere. What the other
         backend holds goes last: a flow that the first one has translated is left alone by the
@@ -180,21 +191,9 @@ class LiveNamespace:
         task = functools.partial(_forget, self._conntrack, due, own, self._netns)
         self._later.forget(task)
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Others of us wait their turn. It is a courtesy: whoever can open the namespace can hold
-        its lock, so after a while we go on without, and a lost race is a stale commit as ever."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.005)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Others of us wait their turn."""
+        return self._turns.taken(self._descriptor)
 
     def close(self) -> None:
         """Let go of the namespace, once there are no flows to be forgotten in it any more."""
@@ -253,6 +252,7 @@ class LiveKernel:
         self._events = events
         self._workers = Workers()
         self._later = Deferred() if defer else AtOnce()
+        self._turns = Turns()
 
     def names(self) -> list[str]:
         """Those that have one, and our own if it has none."""
@@ -281,6 +281,7 @@ class LiveKernel:
                 NFTABLES if netns == NODE else self._backend,  # shares of flows take nftables
                 self._workers,
                 later=self._later,
+                turns=self._turns,
                 nsid=nsid,
                 known=known,
                 proving=self._proving,

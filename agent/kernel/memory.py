@@ -4,11 +4,12 @@ It takes the same plans, numbers its rules, keeps their counters while they are 
 refuses a whole commit for one stale handle.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from agent.errors import NoNamespace, Stale
 from agent.kernel.kinds import Generation, Glimpse, Known
+from rules.load import Tracking
 from rules.model import Address, Foreign, Live, Members, Observed, Peers, Rule, Surroundings
 from rules.plan import Plan, Table
 from rules.publish import Node
@@ -29,6 +30,7 @@ class MemoryNamespace:
         self.held = Observed()
         self.settings: dict[str, str] = {}
         self.links = surroundings
+        self.flows = Tracking()
         self._handle = 0
 
     @property
@@ -60,6 +62,12 @@ class MemoryNamespace:
 
     def exclusive(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def recounted(self, live: Sequence[Live]) -> tuple[Live, ...]:
+        return tuple(live)
+
+    def tracked(self) -> Tracking:
+        return self.flows
 
     def sweep(self, rules: Iterable[Rule], sets: Mapping[Peers, Members]) -> None:
         """There are no flows."""

@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 
 NLMSG_ERROR, NLMSG_DONE = 2, 3
@@ -15,6 +16,7 @@ ATTRIBUTE = struct.Struct("=HH")
 SO_SNDBUFFORCE = 32
 ROOM = 1 << 16  # bytes that a socket sends at once without being told to, and the kernel at most
 RETRIES = 10  # of a dump during which something changed
+MOST_CODES = 4095  # of errors
 
 Attributes = dict[int, bytes]
 Answer = tuple[tuple[int, ...], Attributes]
@@ -43,7 +45,7 @@ def transact(netlink: socket.socket, batch: bytes) -> list[tuple[int, bytes]]:
         _make_room(netlink, 2 * len(batch))
     netlink.send(batch)
     answers = list(_answered(netlink))
-    codes = [-struct.unpack_from("=i", body)[0] for kind, body in answers if kind == NLMSG_ERROR]
+    codes = [_code(body) for kind, body in answers if kind == NLMSG_ERROR]
     refused = [code for code in codes if code] or ([] if codes else [errno.ENOMSG])
     if refused:
         raise OSError(refused[0], os.strerror(refused[0]))
@@ -61,7 +63,7 @@ def _answered(netlink: socket.socket) -> Iterator[tuple[int, bytes]]:
     """Each message that there is."""
     while True:
         try:
-            data = netlink.recv(ROOM, socket.MSG_DONTWAIT)
+            data = _heard(netlink, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError as error:
@@ -69,16 +71,46 @@ def _answered(netlink: socket.socket) -> Iterator[tuple[int, bytes]]:
                 raise
             yield NLMSG_ERROR, struct.pack("=i", -errno.ENOBUFS)  # more than there is room to tell
             continue
-        start = 0
-        while start < len(data):
-            length, kind, _, _, _ = HEADER.unpack_from(data, start)
-            yield kind, data[start + HEADER.size : start + length]
-            start += (length + 3) & ~3
+        for kind, _, body in messages(data):
+            yield kind, body
+
+
+def _heard(netlink: socket.socket, flags: int = 0) -> bytes:
+    """What the kernel says next. Whoever may administer a namespace, as root of a container may,
+    can send to the sockets that we have there: nothing of that is listened to."""
+    while True:
+        data, sender = netlink.recvfrom(ROOM, flags)
+        if sender[0] == 0:
+            return data
+
+
+def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Kind, flags and body of each message that came in one piece."""
+    start = 0
+    while start < len(data):
+        if len(data) - start < HEADER.size:
+            raise _nonsense()
+        length, kind, flags, _, _ = HEADER.unpack_from(data, start)
+        if not HEADER.size <= length <= len(data) - start:
+            raise _nonsense()
+        yield kind, flags, data[start + HEADER.size : start + length]
+        start += (length + 3) & ~3
+
+
+def _nonsense() -> OSError:
+    return OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
+
+
+def _code(body: bytes) -> int:
+    """The error in a message that tells of one; 0: there was none."""
+    if len(body) < 4:
+        raise _nonsense()
+    return min(max(-int(struct.unpack_from("=i", body)[0]), 0), MOST_CODES)
 
 
 def number(raw: bytes) -> int:
     """A 32-bit number in the byte order of this machine."""
-    return int(struct.unpack("=I", raw)[0])
+    return int.from_bytes(raw[:4], sys.byteorder)
 
 
 def _receive(netlink: socket.socket, layout: struct.Struct) -> tuple[list[Answer], bool]:
@@ -86,26 +118,31 @@ def _receive(netlink: socket.socket, layout: struct.Struct) -> tuple[list[Answer
     answers: list[Answer] = []
     whole = True
     while True:
-        data = memoryview(netlink.recv(ROOM))
-        while data:
-            length, kind, flags, _, _ = HEADER.unpack_from(data)
-            whole = whole and not flags & NLM_F_DUMP_INTR
-            if kind == NLMSG_DONE:
-                end = data[HEADER.size : length]
-                code = -struct.unpack_from("=i", end)[0] if len(end) >= 4 else 0
-                if code > 0:  # a dump that failed half-way, or that nobody is there to make
-                    raise OSError(code, os.strerror(code))
-                return answers, whole
-            body = data[HEADER.size : length]
-            if kind == NLMSG_ERROR:
-                code = -struct.unpack_from("=i", body)[0]
-                if code == 0:  # an acknowledgement
-                    return answers, whole
+        found, ended, undisturbed = taken(_heard(netlink), layout)
+        answers += found
+        whole = whole and undisturbed
+        if ended:
+            return answers, whole
+
+
+def taken(data: bytes, layout: struct.Struct) -> tuple[list[Answer], bool, bool]:
+    """The answers that came in one piece, whether they are the last, and whether nothing changed
+    meanwhile."""
+    answers: list[Answer] = []
+    whole = True
+    for kind, flags, body in messages(data):
+        whole = whole and not flags & NLM_F_DUMP_INTR
+        if kind in (NLMSG_DONE, NLMSG_ERROR):
+            code = _code(body) if kind == NLMSG_ERROR or len(body) >= 4 else 0
+            if code:  # a dump that failed half-way, or that nobody is there to make
                 raise OSError(code, os.strerror(code))
-            answers.append((layout.unpack_from(body), attributes(body[layout.size :])))
-            if not flags & NLM_F_MULTI:
-                return answers, whole
-            data = data[(length + 3) & ~3 :]
+            return answers, True, whole
+        if len(body) < layout.size:
+            raise _nonsense()
+        answers.append((layout.unpack_from(body), attributes(body[layout.size :])))
+        if not flags & NLM_F_MULTI:
+            return answers, True, whole
+    return answers, False, whole
 
 
 def attribute(kind: int, value: bytes, *, nested: bool = False) -> bytes:

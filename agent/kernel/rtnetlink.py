@@ -5,11 +5,11 @@ at its import.
 """
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from ipaddress import IPv4Interface, IPv6Interface
 
-from agent.kernel.netlink import NLM_F_DUMP, ask, number
+from agent.kernel.netlink import NLM_F_DUMP, Answer, ask, number
 from rules.model import InterfaceAddress, Link, Surroundings
 
 RTM_GETADDR, RTM_GETROUTE = 22, 26
@@ -17,8 +17,10 @@ IFA_ADDRESS, IFA_LOCAL = 1, 2
 RTA_OIF, RTA_PRIORITY, RTA_MULTIPATH = 4, 6, 9
 RT_TABLE_MAIN, RTN_UNICAST, RTPROT_RA = 254, 1, 9
 SOL_NETLINK, NETLINK_GET_STRICT_CHK = 270, 12  # Linux 4.20
-ALL_ADDRESSES = bytes(8)
-ROUTES = bytes([0, 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0, 0, 0, 0])
+SIZES: dict[int, int] = {socket.AF_INET: 4, socket.AF_INET6: 16}  # of addresses
+# What to ask, with what, and the layout of the answers.
+ADDRESSES = RTM_GETADDR, bytes(8), "=BBBBi"
+ROUTES = RTM_GETROUTE, bytes([0, 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0, 0, 0, 0]), "=BBBBBBBBI"
 MEMORY = 4096  # addresses
 
 
@@ -29,9 +31,9 @@ def surroundings() -> Surroundings:
         netlink.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
         names = dict(socket.if_nameindex())
         addresses: dict[int, list[tuple[str, InterfaceAddress]]] = {}
-        for index, address in _addresses(netlink):
+        for index, address in addresses_of(_dumped(netlink, *ADDRESSES)):
             addresses.setdefault(index, []).append(address)
-        routes = sorted(_default_routes(netlink))
+        routes = sorted(default_routes(_dumped(netlink, *ROUTES)))
     links = (
         Link(name, tuple(address for _, address in sorted(addresses.get(index, ()))))
         for name, index in sorted((name, index) for index, name in names.items())
@@ -40,11 +42,15 @@ def surroundings() -> Surroundings:
     return Surroundings(tuple(links), default)
 
 
+def _dumped(netlink: socket.socket, kind: int, body: bytes, layout: str) -> list[Answer]:
+    return ask(netlink, kind, NLM_F_DUMP, body, layout)
+
+
 def advised_links() -> list[str]:
     """The links over which default routes lead that a router has advertised."""
     found: set[int] = set()
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
-        for header, attributes in ask(netlink, RTM_GETROUTE, NLM_F_DUMP, ROUTES, "=BBBBBBBBI"):
+        for header, attributes in _dumped(netlink, *ROUTES):
             family, length, _, _, _, protocol, _, _, _ = header
             if (family, length, protocol) == (socket.AF_INET6, 0, RTPROT_RA):
                 hop = attributes.get(RTA_OIF) or attributes.get(RTA_MULTIPATH, b"")[4:8]
@@ -53,11 +59,12 @@ def advised_links() -> list[str]:
     return sorted(names[index] for index in found if index in names)
 
 
-def _addresses(netlink: socket.socket) -> Iterator[tuple[int, tuple[str, InterfaceAddress]]]:
-    for header, attributes in ask(netlink, RTM_GETADDR, NLM_F_DUMP, ALL_ADDRESSES, "=BBBBi"):
+def addresses_of(answers: Iterable[Answer]) -> Iterator[tuple[int, tuple[str, InterfaceAddress]]]:
+    """Each with the number of its link."""
+    for header, attributes in answers:
         family, prefix, _, _, index = header
         raw = attributes.get(IFA_LOCAL) or attributes.get(IFA_ADDRESS)
-        if raw is not None and family in (socket.AF_INET, socket.AF_INET6):
+        if raw is not None and len(raw) == SIZES.get(family) and prefix <= 8 * len(raw):
             yield index, _address(raw, prefix)
 
 
@@ -69,9 +76,9 @@ def _address(raw: bytes, prefix: int) -> tuple[str, InterfaceAddress]:
     return str(made), made
 
 
-def _default_routes(netlink: socket.socket) -> Iterator[tuple[int, int, int]]:
+def default_routes(answers: Iterable[Answer]) -> Iterator[tuple[int, int, int]]:
     """Family, metric and link of each; IPv4 and the lowest metric sort first."""
-    for header, attributes in ask(netlink, RTM_GETROUTE, NLM_F_DUMP, ROUTES, "=BBBBBBBBI"):
+    for header, attributes in answers:
         family, length, _, _, table, _, _, kind, _ = header
         if length or table != RT_TABLE_MAIN or kind != RTN_UNICAST:
             continue

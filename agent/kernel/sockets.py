@@ -41,7 +41,7 @@ def listeners() -> tuple[Listener, ...]:
         for protocol in Protocol:
             for family in Family:
                 for answer in _asked(netlink, protocol, family):
-                    for one in _heard(protocol, answer):
+                    for one in heard(protocol, answer):
                         place = (one.protocol, one.family, one.address, one.port)
                         found.setdefault(place, one)
     return tuple(sorted(found.values(), key=_order))
@@ -67,7 +67,7 @@ def _asked(netlink: socket.socket, protocol: Protocol, family: Family) -> list[A
         ) from error
 
 
-def _heard(protocol: Protocol, answer: Answer) -> Iterator[Listener]:
+def heard(protocol: Protocol, answer: Answer) -> Iterator[Listener]:
     header, attributes = answer
     port = socket.ntohs(header[4])
     both = not any(attributes.get(INET_DIAG_SKV6ONLY, b""))
