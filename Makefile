@@ -16,7 +16,8 @@ BIN := $(VENV)/bin
 # python-iptables is built from source.
 PYTHON_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev
 RUNTIME_PACKAGES := $(PYTHON_PACKAGES) libnftables1 iproute2
-TEST_PACKAGES := $(RUNTIME_PACKAGES) nftables conntrack iptables debootstrap systemd-container podman openssl curl python3-pyftpdlib
+VM_PACKAGES := qemu-system-x86
+TEST_PACKAGES := $(RUNTIME_PACKAGES) nftables conntrack iptables debootstrap systemd-container podman openssl curl python3-pyftpdlib chromium chromium-driver zsh fish bash-completion mandoc man-db $(VM_PACKAGES)
 
 # Where `make install` puts things. DESTDIR comes before every path, and no installed file names it.
 PREFIX ?= /usr/local
@@ -24,6 +25,11 @@ DESTDIR ?=
 # Of the directories that systemd reads: see systemd.unit(5) and tmpfiles.d(5).
 UNIT_DIR := $(if $(filter /usr /usr/local,$(PREFIX)),$(PREFIX)/lib/systemd/system,/etc/systemd/system)
 TMPFILES_DIR := $(if $(filter /usr /usr/local,$(PREFIX)),$(PREFIX)/lib/tmpfiles.d,/etc/tmpfiles.d)
+
+# A package for Debian is one for Debian's own Python, whatever else is first in PATH.
+DEBIAN_PYTHON := /usr/bin/python3
+# The time of everything in a release: that of the commit, or, where there is no git, a fixed one.
+dist deb sbom: export SOURCE_DATE_EPOCH ?= $(or $(if $(wildcard .git),$(shell git log -1 --format=%ct 2>/dev/null)),1577836800)
 
 # The tests that need neither root nor a kernel, and so decide on the coverage of rules/.
 PURE_TESTS = $(wildcard tests/unit tests/property tests/golden)
@@ -38,8 +44,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: packages-runtime venv ## build namespaces, forward port ranges, prove it with packets, clean up
 	@$(BIN)/portranger demo
 
+.PHONY: demo-vm
+demo-vm: packages-vm venv ## the same with a real virtual machine, which qemu boots
+	@$(BIN)/python -m tests.vm.demo
+
 .PHONY: test
-test: packages-test venv ## run every test; what cannot run here is listed with its reason
+test: packages-test package-vagrant venv ## run every test; what cannot run here is listed with its reason
 	@$(BIN)/python -m pytest -ra $(ARGS)
 
 .PHONY: bench
@@ -65,6 +75,36 @@ install: packages-runtime ## install the command, its unit, manual and configura
 uninstall: ## remove what install put there; what was edited, and the rules, stay
 	@$(installation)
 	$(uninstall)
+
+##@ Release it
+
+.PHONY: dist
+dist: venv ## build the sdist and the wheel into dist/
+	@$(BIN)/python -m release.dist dist
+	ls dist/*.tar.gz dist/*.whl
+
+.PHONY: deb
+deb: packages-deb ## build the Debian package into dist/, for the Debian of this machine
+	@$(build_package)
+
+.PHONY: sbom
+sbom: venv ## write the bill of materials into dist/ (CycloneDX), and the table of licences into docs/
+	@$(BIN)/python -m release.licences docs/supply-chain.md
+	$(BIN)/python -m release.sbom dist/portranger.cdx.json
+
+.PHONY: audit
+audit: packages-python ## ask the network for known vulnerabilities of what is locked (pip-audit)
+	@$(audit)
+
+##@ Try it on a cluster
+
+.PHONY: cluster
+cluster: packages-cluster ## make this very machine a Kubernetes (k3s) with KubeVirt, to try things on
+	@$(make_cluster)
+
+.PHONY: deploy
+deploy: packages-image ## build the image, and let the cluster of this machine run it
+	@$(deploy)
 
 ##@ Change it
 
@@ -100,6 +140,16 @@ format: venv ## put the code in its shape, and mend what ruff can mend
 	@$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+# Into a folder of its own: the environment stays as it is locked.
+.PHONY: fuzz
+fuzz: SECONDS := 60
+fuzz: venv ## feed every parser with what it does not expect: SECONDS=60 for each, ARGS=target
+	@if ! PYTHONPATH=.fuzz/lib $(BIN)/python -c 'import atheris' 2>/dev/null; then
+	    $(BIN)/python -m pip install -q --only-binary :all: --require-hashes --target .fuzz/lib \
+	        -r tests/fuzz/atheris.txt || echo "make: no atheris for this Python: by chance, then" >&2
+	fi
+	PYTHONPATH=.fuzz/lib $(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
+
 .PHONY: kube-assets
 kube-assets: packages-test venv ## build the API server that tests need, once: minutes, and Go; or set KUBEBUILDER_ASSETS
 	@$(BIN)/python -m tests.kubernetes.assets
@@ -117,12 +167,12 @@ test-tree: packages-test venv ## make the Debian that tests boot, which else the
 	@$(BIN)/python -m tests.systemd.trees
 
 .PHONY: lock
-lock: packages-python ## write the newest versions of all dependencies into constraints.txt
-	@$(write_constraints)
+lock: packages-python ## write the newest versions of all dependencies, with hashes, into requirements/
+	@$(PYTHON) -m release.lock
 
 .PHONY: clean
 clean: ## remove .venv and everything generated
-	@rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .hypothesis .import_linter_cache \
+	@rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .fuzz .hypothesis .import_linter_cache \
 	    .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -134,12 +184,27 @@ help: ## print this
 
 # ------------------------------------------------------------------------------ Debian packages
 
-.PHONY: packages-python packages-runtime packages-test
+.PHONY: packages-python packages-runtime packages-test packages-deb
 packages-python: PACKAGES := $(PYTHON_PACKAGES)
 packages-runtime: PACKAGES := $(RUNTIME_PACKAGES)
 packages-test: PACKAGES := $(TEST_PACKAGES)
-packages-python packages-runtime packages-test:
+packages-deb: PACKAGES := $(RUNTIME_PACKAGES)
+packages-deb: PYTHON := $(DEBIAN_PYTHON)
+packages-python packages-runtime packages-test packages-deb:
 	@$(install_packages)
+
+.PHONY: packages-vm packages-cluster packages-image package-vagrant
+packages-vm: PACKAGES := $(RUNTIME_PACKAGES) $(VM_PACKAGES)
+packages-cluster: PACKAGES := curl
+packages-image: PACKAGES := podman
+package-vagrant: PACKAGES := vagrant
+packages-vm packages-cluster packages-image:
+	@$(install_packages)
+
+# Not every Debian has it: without it, its test says so.
+package-vagrant:
+	@if ! apt-cache show vagrant >/dev/null 2>&1; then exit; fi
+	$(install_packages)
 
 # A peer that cannot be installed is named, and the others are measured. Where systemd runs, firewalld
 # would be started on this very machine with its installation, so that is left to whoever wants it.
@@ -161,11 +226,15 @@ present() {
         libnftables1) grep libnftables.so.1 <<<"$$(ldconfig -p)" ;;
         iproute2) command -v ip ;;
         nftables) command -v nft ;;
+        qemu-system-x86) command -v qemu-system-x86_64 ;;
         systemd-container) command -v systemd-nspawn ;;
         netavark) command -v netavark || test -x /usr/lib/podman/netavark ;;
         containernetworking-plugins) test -x /usr/lib/cni/portmap ;;
         passt) command -v pasta ;;
         python3-pyftpdlib) /usr/bin/python3 -c 'import pyftpdlib' ;;
+        bash-completion) test -e /usr/share/bash-completion/bash_completion ;;
+        man-db) command -v man ;;
+        chromium-driver) command -v chromedriver ;;
         dbus) command -v dbus-daemon ;;
         python3-dbus) /usr/bin/python3 -c 'import dbus' ;;
         *) command -v "$$1" ;;
@@ -201,13 +270,58 @@ if (($${#missing[@]})); then
 fi
 endef
 
+# --------------------------------------------------------------------- a cluster to try things on
+
+# The Kubernetes that the tests have an API server of; and the KubeVirt that docs/comparison.md is about.
+K3S := v1.34.4+k3s1
+KUBEVIRT := v1.9.0
+# The name that a node looks for where kubernetes/base says portranger:0.1.0.
+IMAGE := docker.io/library/portranger:0.1.0
+
+define make_cluster
+if ((EUID)); then
+    echo "make: k3s is installed on this very machine: run it as root" >&2
+    exit 1
+fi
+origin=https://raw.githubusercontent.com/k3s-io/k3s/$(subst +,%2B,$(K3S))
+releases=https://github.com/kubevirt/kubevirt/releases/download/$(KUBEVIRT)
+echo "make: installing k3s $(K3S)"
+# Whole before it is run. What it downloads, it checks.
+script=$$(curl -fsSL --retry 3 "$$origin/install.sh")
+INSTALL_K3S_VERSION='$(K3S)' INSTALL_K3S_EXEC='server --disable=traefik --disable=servicelb' \
+    sh -s <<<"$$script"
+echo "make: installing KubeVirt $(KUBEVIRT)"
+k3s kubectl apply -f "$$releases/kubevirt-operator.yaml"
+k3s kubectl wait --for=condition=Established --timeout=2m crd/kubevirts.kubevirt.io
+k3s kubectl apply -f "$$releases/kubevirt-cr.yaml"
+if [[ ! -e /dev/kvm ]]; then
+    echo "make: there is no /dev/kvm, so guests are emulated: that is slow"
+    k3s kubectl patch kubevirt kubevirt --namespace kubevirt --type merge \
+        --patch '{"spec": {"configuration": {"developerConfiguration": {"useEmulation": true}}}}'
+fi
+k3s kubectl wait --for=condition=Available --timeout=20m --namespace kubevirt kubevirt/kubevirt
+echo "make: next: make deploy"
+endef
+
+define deploy
+if ((EUID)) || ! command -v k3s >/dev/null; then
+    echo "make: it needs root, and the cluster that make cluster makes of this machine" >&2
+    exit 1
+fi
+# The host's network: podman's own needs packages that Debian only recommends.
+podman build --network host --tag '$(IMAGE)' .
+podman save '$(IMAGE)' | k3s ctr images import -
+k3s kubectl apply -k kubernetes
+k3s kubectl rollout status --timeout=5m --namespace portranger daemonset/portranger
+endef
+
 # ------------------------------------------------------------------------- the Python environment
 
 # .venv is current when both marks in it say what they would say now. Its dependencies are built
 # anew when the pins change, or when the clone has moved (scripts hold absolute paths); when only
 # pyproject.toml changed, the project is installed again beside a running command.
 define renew_venv
-pins() { { pwd; cat constraints.txt; } | sha256sum; }
+pins() { { pwd; cat requirements/*.txt; } | sha256sum; }
 project() { sha256sum <pyproject.toml; }
 says() { [[ -r $$1 && $$(<"$$1") == "$$2" ]]; }
 runs() { $(BIN)/python -c '' 2>/dev/null; }
@@ -227,31 +341,24 @@ if ! built; then
     echo "make: building $(VENV) with $$($(PYTHON) -V)"
     rm -rf $(VENV)
     $(PYTHON) -m venv $(VENV)
-    $(BIN)/python -m pip install -q -c constraints.txt --upgrade pip setuptools
+    $(BIN)/python -m pip install -q --require-hashes -r requirements/build.txt
+    # setuptools is there already, pinned: an isolated build would download its own.
+    $(BIN)/python -m pip install -q --require-hashes --no-build-isolation \
+        -r requirements/runtime.txt -r requirements/iptables.txt -r requirements/dev.txt
+    # pip-nftables drops an __init__.py into site-packages itself, which makes tools take the whole
+    # directory for one package.
+    rm -f $(VENV)/lib/python3*/site-packages/__init__.py
 fi
-echo "make: installing portranger and its dependencies into $(VENV)"
+echo "make: installing portranger into $(VENV)"
 rm -f $(VENV)/.project
-# setuptools is there already, pinned: an isolated build would download its own.
-$(BIN)/python -m pip install -q --no-build-isolation -c constraints.txt -e '.[dev,iptables]'
-# pip-nftables drops an __init__.py into site-packages itself, which makes tools take the whole
-# directory for one package.
-rm -f $(VENV)/lib/python3*/site-packages/__init__.py
+$(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
+if ! told=$$($(BIN)/python -m pip check); then
+    echo "make: requirements/ is not what pyproject.toml asks for: make lock" >&2
+    echo "$$told" >&2
+    exit 1
+fi
 pins >$(VENV)/.pins
 project >$(VENV)/.project
-endef
-
-define write_constraints
-scratch=$$(mktemp -d)
-trap 'rm -rf "$$scratch"' EXIT
-$(PYTHON) -m venv "$$scratch/venv"
-"$$scratch/venv/bin/python" -m pip install -q --upgrade pip setuptools
-"$$scratch/venv/bin/python" -m pip install -q --no-build-isolation -e '.[dev,iptables]'
-{
-    sed -n '/^#/p' constraints.txt
-    "$$scratch/venv/bin/python" -m pip freeze --all --exclude-editable
-} >"$$scratch/constraints.txt"
-cp "$$scratch/constraints.txt" constraints.txt
-echo "make: wrote constraints.txt"
 endef
 
 # ----------------------------------------------------------------------------------- installation
@@ -271,7 +378,9 @@ plugin=$$prefix/bin/kubectl-portranger
 unit=$(UNIT_DIR)/portranger.service
 restart=$$unit.d/10-restart.conf
 tmpfiles=$(TMPFILES_DIR)/portranger.conf
-manual=$$prefix/share/man/man8/portranger.8
+manual() { echo "$$prefix/share/man/man$${1##*.}/$${1##*/}"; }
+manuals=()
+for page in docs/*.[1-9]; do manuals+=("$$(manual "$$page")"); done
 declare -A completions=(
     [bash]=$$prefix/share/bash-completion/completions/portranger
     [zsh]=$$prefix/share/zsh/site-functions/_portranger
@@ -282,7 +391,7 @@ shipped=$$prefix/share/portranger/portranger.toml
 configuration=/etc/portranger/portranger.toml
 manifests=/etc/portranger/manifests.d
 state=/var/lib/portranger
-files=("$$command" "$$plugin" "$$unit" "$$restart" "$$tmpfiles" "$$manual" "$${completions[@]}" "$$shipped")
+files=("$$command" "$$plugin" "$$unit" "$$restart" "$$tmpfiles" "$${manuals[@]}" "$${completions[@]}" "$$shipped")
 edited() { [[ -e $$root$$configuration ]] && ! cmp -s "$$root$$shipped" "$$root$$configuration"; }
 here() { [[ ! $$root && -d /run/systemd/system ]]; }
 take_turns() { exec 9<"$$root$$prefix/lib"; flock 9; }
@@ -306,8 +415,9 @@ export PYTHONDONTWRITEBYTECODE=1
 staging=$$root$$environment.new
 scratch=$$(mktemp -d)
 trap 'rm -rf "$$scratch" "$$staging"' EXIT
-pins() { { $(PYTHON) -VV; cat constraints.txt; } | sha256sum; }
-pip() { "$$staging/bin/python" -m pip "$$@" -q --no-compile --root-user-action=ignore; }
+pins() { { $(PYTHON) -VV; cat requirements/*.txt; } | sha256sum; }
+pip() { "$$staging/bin/python" -m pip -q "$$@"; }
+add() { pip install --no-compile --root-user-action=ignore "$$@"; }
 build_environment() {
     echo "make: building $$environment with $$($(PYTHON) -V)"
     rm -rf "$$staging"
@@ -315,17 +425,26 @@ build_environment() {
         cp -a "$$root$$environment" "$$staging"
     else
         $(PYTHON) -m venv "$$staging"
-        pip install -c constraints.txt --upgrade pip setuptools
+        add --require-hashes -r requirements/build.txt
+        add --require-hashes -r requirements/runtime.txt
+        # Not from pip's cache: it may be built for another Python. And without notes for a debugger,
+        # which name the place where it was built.
+        CFLAGS=-g0 LDFLAGS=-s add --no-cache-dir --require-hashes --no-build-isolation \
+            -r requirements/iptables.txt
     fi
-    # From a copy: a build leaves its traces where the sources are.
-    cp -r agent rules pyproject.toml README.md LICENSE "$$scratch"
-    pip install -c constraints.txt --no-build-isolation "$$scratch[iptables]"
+    # From a copy: a build leaves its traces where the sources are. And by its name: what comes from a
+    # path has a note of that path.
+    mkdir "$$scratch/source"
+    cp -r agent rules pyproject.toml README.md LICENSE "$$scratch/source"
+    pip wheel --no-deps --no-build-isolation --wheel-dir "$$scratch" "$$scratch/source"
+    add --no-deps --no-index --find-links "$$scratch" --force-reinstall portranger
     rm -f "$$staging"/lib/python3*/site-packages/__init__.py "$$staging"/bin/[Aa]ctivate*
-    grep -rlIZ -- "$$staging" "$$staging/bin" "$$staging/pyvenv.cfg" |
-        xargs -0r sed -i "s|$$staging|$$environment|g"
+    $(PYTHON) -m release.relocate "$$staging" "$$environment"
     # The service may write nowhere: what is not compiled now would be compiled at every start. And
-    # what is compiled earlier, by being run, names the wrong place.
-    "$$staging/bin/python" -m compileall -q -j0 -s "$$staging" -p "$$environment" "$$staging/lib"
+    # what is compiled earlier, by being run, names the wrong place. It holds whatever the times of
+    # the sources are, which a copy of them may not keep.
+    "$$staging/bin/python" -m compileall -q -j0 --invalidation-mode unchecked-hash \
+        -s "$$staging" -p "$$environment" "$$staging/lib"
     pins >"$$staging/.pins"
 }
 replace_environment() {
@@ -345,7 +464,7 @@ put_files() {
         put systemd/restart.conf "$$restart"
     fi
     put systemd/tmpfiles.conf "$$tmpfiles"
-    put docs/portranger.8 "$$manual"
+    for page in docs/*.[1-9]; do put "$$page" "$$(manual "$$page")"; done
     for shell in "$${!completions[@]}"; do
         "$$root$$environment/bin/python" -I -m agent.entry completion "$$shell" >"$$scratch/$$shell"
         put "$$scratch/$$shell" "$${completions[$$shell]}"
@@ -381,6 +500,27 @@ if here; then
     systemd-tmpfiles --create portranger.conf
 fi
 tell
+endef
+
+# ---------------------------------------------------------------------------------------- release
+
+# What `make install` puts there is what is packed.
+define build_package
+scratch=$$(mktemp -d)
+trap 'rm -rf "$$scratch"' EXIT
+$(MAKE) --silent install PREFIX=/usr DESTDIR="$$scratch/tree" PYTHON=$(DEBIAN_PYTHON) >"$$scratch/log"
+$(DEBIAN_PYTHON) -B -m release.debian "$$scratch/tree" dist
+endef
+
+# In an environment of its own: pip-audit needs more than all the rest of us. Strict: what could not be
+# asked about counts as a finding.
+define audit
+scratch=$$(mktemp -d)
+trap 'rm -rf "$$scratch"' EXIT
+$(PYTHON) -m venv "$$scratch/venv"
+"$$scratch/venv/bin/python" -m pip install -q pip-audit
+"$$scratch/venv/bin/pip-audit" --strict --require-hashes --disable-pip \
+    $(patsubst %,-r %,$(wildcard requirements/*.txt))
 endef
 
 define uninstall

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-FOLDERS_THAT_NEED_ROOT = ("netns", "datapath", "faults", "daemon", "systemd")
+FOLDERS_THAT_NEED_ROOT = ("netns", "datapath", "faults", "daemon", "systemd", "vm")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

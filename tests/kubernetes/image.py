@@ -31,7 +31,7 @@ Json = Any
 
 BASE = "localhost/base"
 CONTEXT = (
-    *(".containerignore", "Containerfile", "constraints.txt", "pyproject.toml"),
+    *(".containerignore", "Containerfile", "requirements", "pyproject.toml"),
     *("LICENSE", "README.md", "agent", "rules"),
 )
 EPOCH = "1577836800"  # as in the Containerfile

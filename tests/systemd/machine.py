@@ -67,7 +67,16 @@ class Machine:
 @contextmanager
 def booted() -> Iterator[Machine]:
     """A machine of its own, with this clone installed, that goes with the block."""
-    with stage(*installed()) as made, running(made) as nspawn:
+    with stage(*installed()) as made:
+        install = made.install("make", "--silent", "install")
+        with started(made, install) as machine:
+            yield machine
+
+
+@contextmanager
+def started(made: Stage, before: str = "true") -> Iterator[Machine]:
+    """The machine of a stage; before it boots, a line of a script is run."""
+    with running(made, before) as nspawn:
         machine = Machine(init_of(nspawn))
         up = ("running", "degraded")
         assert eventually(lambda: state(machine) in up, PATIENCE), state(machine)
@@ -75,12 +84,12 @@ def booted() -> Iterator[Machine]:
 
 
 @contextmanager
-def running(made: Stage) -> Iterator[subprocess.Popen[bytes]]:
-    """The process that holds the machine; `make install` is done in it before it boots."""
+def running(made: Stage, before: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The process that holds the machine."""
     # With bpf, systemd can enforce IPAddressDeny= and DevicePolicy= as it does on a real machine.
     allowed = ("--capability=CAP_BPF", "--system-call-filter=bpf")
     boot = made.nspawn("--boot", "--private-network", *allowed)
-    script = f"{JOIN}{made.install('make', '--silent', 'install')}\nexec {boot}"
+    script = f"{JOIN}{before}\nexec {boot}"
     log = made.source / ".boot.log"
     with log.open("wb") as output:
         child = subprocess.Popen(

@@ -69,8 +69,8 @@ def test_the_manual_is_found_and_faultless(machine: Machine) -> None:
 def test_the_shell_completes_the_command(machine: Machine) -> None:
     script = """
         source /usr/local/share/bash-completion/completions/portranger
-        COMP_WORDS=(portranger val) COMP_CWORD=1
-        _portranger_completion portranger val portranger
+        COMP_LINE="portranger val" COMP_POINT=14
+        _portranger portranger val portranger
         echo "${COMPREPLY[@]}"
     """
     assert machine.says("bash", "-c", script) == "validate"

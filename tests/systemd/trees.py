@@ -121,12 +121,18 @@ def is_about_network(name: str) -> bool:
 
 def installed() -> tuple[Path, Path]:
     """The layer and the base of a tree with portranger installed, made if there are none."""
-    suite = codename()
-    packages = sorted({*PACKAGES, *runtime_packages()})
-    base = cached(f"base-{suite}", packages, lambda path: debootstrap(suite, packages, path))
-    recipe = [(ROOT / name).read_text() for name in ("Makefile", "constraints.txt")]
+    base = bare()
+    made_by = (ROOT / "Makefile", *sorted(ROOT.glob("requirements/*.txt")))
+    recipe = [path.read_text() for path in made_by]
     layer = cached(f"{base.name}-layer", recipe, lambda path: first_install(base, path))
     return layer, base
+
+
+def bare() -> Path:
+    """A tree with what portranger needs, and without portranger, made if there is none."""
+    suite = codename()
+    packages = sorted({*PACKAGES, *runtime_packages()})
+    return cached(f"base-{suite}", packages, lambda path: debootstrap(suite, packages, path))
 
 
 def codename() -> str:
