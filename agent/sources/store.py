@@ -72,8 +72,8 @@ class Store:
             self._given = None  # whatever we wrote is not there any more
         try:
             return [
-                (Holder(owner, port, Protocol(protocol)), PortRange(first, last))
-                for owner, port, protocol, first, last in record or ()  # type: ignore[attr-defined]
+                _held(*entry)
+                for entry in record or ()  # type: ignore[attr-defined]
             ]
         except (TypeError, ValueError):
             self._given = None
@@ -112,15 +112,14 @@ class Store:
             return []
 
     def _path(self, file: str) -> Path:
-        name = sha256(file.encode(errors="surrogateescape")).hexdigest()[:32]
-        return self._texts / f"{name}.json"
+        return self._texts / f"{sha256(_bytes(file)).hexdigest()[:32]}.json"
 
     def _read(self, path: Path) -> object:
         """The content of a stored file; None where there is none that could be trusted."""
         try:
             stored = json.loads(path.read_bytes())
             content = stored["content"]
-            if stored["format"] == FORMAT and stored["sha256"] == _digest(content):
+            if stored["format"] == FORMAT and stored["sha256"] == digest(content):
                 return content
         except FileNotFoundError:
             return None
@@ -140,7 +139,7 @@ class Store:
     def _write(self, path: Path, content: object, *, durable: bool = False) -> bool:
         """Whole or not at all: into a new file, which then takes the name."""
         scratch = Path(f"{path}.new")
-        record = {"format": FORMAT, "sha256": _digest(content), "content": content}
+        record = {"format": FORMAT, "sha256": digest(content), "content": content}
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with scratch.open("w", encoding="utf-8") as file:
@@ -161,6 +160,23 @@ class Store:
         return True
 
 
+def _held(owner: object, port: object, protocol: object, first: object, last: object) -> Held:
+    """One line of who was given what; raises for what we would not have written."""
+    if not (isinstance(owner, str) and isinstance(port, str)):
+        raise TypeError(owner)
+    if type(first) is not int or type(last) is not int:
+        raise TypeError(first)
+    return Holder(owner, port, Protocol(protocol)), PortRange(first, last)
+
+
+def _bytes(file: str) -> bytes:
+    """A name that is no file's may have halves of characters in it that no file name has."""
+    try:
+        return file.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return file.encode(errors="surrogatepass")
+
+
 def _sync(folder: Path) -> None:
     """Have the names in a folder on the disk, not only what is in the files."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -170,5 +186,6 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _digest(content: object) -> str:
+def digest(content: object) -> str:
+    """What seals a content: it tells what was cut off, not who wrote it."""
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
