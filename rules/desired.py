@@ -32,6 +32,9 @@ from rules.values import replace
 
 PROXY = IPv4Address("127.0.0.6")  # where Istio's proxy connects from, on behalf of those outside
 UNPROXIED = PortRange(22, 22)  # TCP that Istio leaves alone, as KubeVirt tells it to
+# Else what a guest says in a connection that was cut would begin it anew, the other way round: the
+# source NAT gives it the very port that was closed.
+STRICT = Sysctl("net.netfilter.nf_conntrack_tcp_loose", "0")
 LABEL_BYTES = 128  # NFTNL_UDATA_COMMENT_MAXLEN: a rule's comment holds no more
 
 
@@ -64,7 +67,7 @@ def desire(
         for guest in masquerade.guests:
             rules.update(_fences(machine, owner, guest.address))
         if machine.hears or machine.says:
-            sysctls.add(Sysctl("net.netfilter.nf_conntrack_tcp_loose", "0"))
+            sysctls.add(STRICT)
         sets.update(pair for one in (machine.hears, machine.says) if one for pair in one.sets)
         notes += [
             f"{owner}: it {word} only what {fence.policies} allow"
@@ -81,11 +84,12 @@ def desire(
             place = place_of(owner, guest, entry, masquerade, surroundings)
             behind.setdefault(place.link, {})[owner] = machine.says is not None
             known, now[place] = before.get(place, {}), {}
-            wanted = _rules(masquerade, place, known, now[place])
+            wanted = list(_rules(masquerade, place, known, now[place]))
             if place.family not in families:
                 kept.update(wanted)  # an address that comes and goes must not cut connections
                 continue
             rules.update(wanted)
+            sysctls.update([STRICT] if wanted else ())
             there = surroundings is None or any(x.name == place.link for x in surroundings.links)
             if not place.shared:
                 lets_in = there and place.gateway is not None

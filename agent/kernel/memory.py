@@ -15,6 +15,8 @@ from rules.plan import Plan, Table
 from rules.publish import Node
 from rules.values import replace
 
+DEFAULTS = {"net.netfilter.nf_conntrack_tcp_loose": "1"}  # all others are 0
+
 
 class MemoryNamespace:
     """One namespace of the kernel in memory."""
@@ -52,7 +54,7 @@ class MemoryNamespace:
         return Node(surroundings=self.links, routes=dict.fromkeys(endpoints, "eth0"))
 
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
-        settings = {name: self.settings.get(name, "0") for name in sysctls}
+        settings = {name: self.settings.get(name, DEFAULTS.get(name, "0")) for name in sysctls}
         return replace(self.held, sysctls=settings)
 
     def commit(self, plan: Plan) -> None:

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Iterator
+from threading import Event, Thread
 
 import pytest
 
@@ -70,6 +71,33 @@ def test_only_the_flows_of_ports_that_go_are_cut(
     finally:
         for flow in flows.values():
             flow.close()
+
+
+def test_a_connection_that_never_rests_is_cut_as_well(place: tuple[Lab, Namespace]) -> None:
+    """What the guest says while its port goes must not begin the connection anew from its side.
+    Without the setting that forbids it, that is what became of every fourth."""
+    lab, namespace = place
+    for _ in range(12):
+        serve(namespace, 8000, 8000)
+        with connected(lab, lab.client, POD[0].ip, Protocol.TCP, 7000) as flow:
+            assert answers(flow)
+            cut = Event()
+            talking = Thread(target=talk, args=[flow, cut])
+            talking.start()
+            serve(namespace, 5000, 8000)
+            assert cut.wait(5)
+            talking.join(5)
+
+
+def talk(flow: socket.socket, cut: Event) -> None:
+    """Without a pause, until nobody answers; but for a while only."""
+    flow.settimeout(1)
+    for _ in range(100_000):
+        try:
+            asks(flow)
+        except OSError:
+            cut.set()
+            return
 
 
 def test_a_flow_from_before_does_not_shadow_a_new_udp_port(place: tuple[Lab, Namespace]) -> None:

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 import pytest
 
 from rules.conflicts import conflicts
-from rules.desired import LABEL_BYTES, Made, desire, label
+from rules.desired import LABEL_BYTES, STRICT, Made, desire, label
 from rules.model import Chain, Family, Guest, Machine, Pending, Rule, Surroundings, Sysctl
 from rules.places import is_global
 from rules.problems import Problem
@@ -286,13 +286,13 @@ def test_a_guest_placed_where_no_link_leads_is_not_reached_from_inside(
         forward("tcp 22", to="192.168.7.9"),
         egress("192.168.7.9"),
     }
-    assert desired.sysctls == {V4_FORWARDING}
+    assert desired.sysctls == {STRICT, V4_FORWARDING}
 
 
 def test_a_bridge_that_is_not_there_yet_has_its_rule_but_no_setting() -> None:
     desired = desire([machine("tcp 22")], space(LO, ETH0))
     assert answerable() in desired.rules
-    assert desired.sysctls == {V4_FORWARDING, V6_FORWARDING}
+    assert desired.sysctls == {STRICT, V4_FORWARDING, V6_FORWARDING}
 
 
 def test_a_bridge_whose_name_no_link_can_have_is_not_waited_for() -> None:
@@ -331,7 +331,7 @@ def test_two_guests_behind_one_link_keep_each_its_gateway() -> None:
 def test_the_settings_are_those_of_the_families(
     around: Surroundings | None, settings: set[Sysctl]
 ) -> None:
-    assert desire([machine("tcp 22")], around).sysctls == settings
+    assert desire([machine("tcp 22")], around).sysctls == {STRICT, *settings}
 
 
 def test_a_dot_in_a_links_name_is_a_slash_in_its_setting() -> None:

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from rules.desired import claimed, desire
+from rules.desired import STRICT, claimed, desire
 from rules.flows import Flow, Forbidden, Forgotten, forgotten, unmade
 from rules.manifests import read
 from rules.model import (
@@ -73,15 +73,16 @@ def test_what_is_not_declared_is_kept_from_their_chains() -> None:
     assert not [rule for rule in rules if rule.source == GUEST]  # theirs to masquerade
 
 
-def test_beside_them_no_setting_is_made_and_the_notes_say_why() -> None:
+def test_beside_them_no_setting_is_made_but_that_what_is_closed_stays_so() -> None:
     desired = desire([machine("tcp 22")], BESIDE)
-    assert not desired.sysctls
+    assert desired.sysctls == {STRICT}
     assert any("KubeVirt's own chains are live" in note for note in desired.notes)
 
 
 def test_where_nothing_is_declared_they_do_it_all() -> None:
     desired = desire([machine()], BESIDE)
     assert not desired.rules
+    assert not desired.sysctls
     assert any("KubeVirt forwards all of them" in note for note in desired.notes)
 
 

@@ -105,7 +105,7 @@ def test_a_first_pass_makes_everything_and_a_second_nothing() -> None:
 def test_the_settings_are_made_with_the_rules() -> None:
     namespace = Hindered(0)
     converge("blue", WANTED, namespace)
-    assert namespace.inner.settings == {sysctl.name: "1" for sysctl in WANTED.sysctls}
+    assert namespace.inner.settings == {one.name: one.value for one in WANTED.sysctls}
 
 
 @pytest.mark.parametrize("times", [1, ATTEMPTS - 1])
