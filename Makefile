@@ -24,6 +24,8 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 # Of the directories that systemd reads: see systemd.unit(5) and tmpfiles.d(5).
 UNIT_DIR := $(if $(filter /usr /usr/local,$(PREFIX)),$(PREFIX)/lib/systemd/system,/etc/systemd/system)
+# Debian's zsh looks for those of its packages there, and nowhere else below /usr.
+ZSH_DIR := $(PREFIX)/share/zsh/$(if $(filter /usr,$(PREFIX)),vendor-completions,site-functions)
 TMPFILES_DIR := $(if $(filter /usr /usr/local,$(PREFIX)),$(PREFIX)/lib/tmpfiles.d,/etc/tmpfiles.d)
 
 # A package for Debian is one for Debian's own Python, whatever else is first in PATH.
@@ -383,7 +385,7 @@ manuals=()
 for page in docs/*.[1-9]; do manuals+=("$$(manual "$$page")"); done
 declare -A completions=(
     [bash]=$$prefix/share/bash-completion/completions/portranger
-    [zsh]=$$prefix/share/zsh/site-functions/_portranger
+    [zsh]=$(ZSH_DIR)/_portranger
     [fish]=$$prefix/share/fish/vendor_completions.d/portranger.fish
 )
 # A configuration that differs from what was shipped was edited, and belongs to whoever did that.

@@ -10,7 +10,7 @@ PATH=$PATH:/usr/sbin:/sbin
 
 down() {
     if [ -e /run/netns/desktop-guest ]; then
-        ip netns pids desktop-guest | xargs -r kill
+        for pid in $(ip netns pids desktop-guest); do kill "$pid"; done
         ip netns del desktop-guest
     fi
     if [ -e /run/netns/desktop ]; then ip netns del desktop; fi

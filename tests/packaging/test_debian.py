@@ -127,7 +127,7 @@ def test_it_works_and_waits_until_it_is_told_to_start(installed: Machine) -> Non
         assert installed.says("man", "-w", section, name).endswith(f"man{section}/{page.name}.gz")
     for path in (
         "bash-completion/completions/portranger",
-        "zsh/site-functions/_portranger",
+        "zsh/vendor-completions/_portranger",
         "fish/vendor_completions.d/portranger.fish",
     ):
         installed.run("test", "-s", f"/usr/share/{path}")
