@@ -24,9 +24,9 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 # Of the directories that systemd reads: see systemd.unit(5) and tmpfiles.d(5).
 UNIT_DIR := $(if $(filter /usr /usr/local,$(PREFIX)),$(PREFIX)/lib/systemd/system,/etc/systemd/system)
+TMPFILES_DIR := $(if $(filter /usr /usr/local,$(PREFIX)),$(PREFIX)/lib/tmpfiles.d,/etc/tmpfiles.d)
 # Debian's zsh looks for those of its packages there, and nowhere else below /usr.
 ZSH_DIR := $(PREFIX)/share/zsh/$(if $(filter /usr,$(PREFIX)),vendor-completions,site-functions)
-TMPFILES_DIR := $(if $(filter /usr /usr/local,$(PREFIX)),$(PREFIX)/lib/tmpfiles.d,/etc/tmpfiles.d)
 
 # A package for Debian is one for Debian's own Python, whatever else is first in PATH.
 DEBIAN_PYTHON := /usr/bin/python3
