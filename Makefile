@@ -33,6 +33,9 @@ DEBIAN_PYTHON := /usr/bin/python3
 # The time of everything in a release: that of the commit, or, where there is no git, a fixed one.
 dist deb sbom: export SOURCE_DATE_EPOCH ?= $(or $(if $(wildcard .git),$(shell git log -1 --format=%ct 2>/dev/null)),1577836800)
 
+# How many tests run at once: most of them wait, each for something of its own.
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
+
 # The tests that need neither root nor a kernel, and so decide on the coverage of rules/.
 PURE_TESTS = $(wildcard tests/unit tests/property tests/golden)
 
@@ -52,7 +55,7 @@ demo-vm: packages-vm venv ## the same with a real virtual machine, which qemu bo
 
 .PHONY: test
 test: packages-test package-vagrant venv ## run every test; what cannot run here is listed with its reason
-	@$(BIN)/python -m pytest -ra $(ARGS)
+	@$(BIN)/python -m pytest -ra -n $(JOBS) --dist loadfile $(ARGS)
 
 .PHONY: bench
 bench: packages-test venv ## measure, against nft run as a process; ARGS=--write renews docs/bench
