@@ -5,14 +5,28 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import click
-from click.shell_completion import CompletionItem, ShellComplete
+from click.shell_completion import ShellComplete
 
 from agent import completion as shells
 from agent.commands.plan import OUTPUTS
 from agent.console import this_process
 from agent.errors import Failure, Usage
 from agent.kernel.kinds import Kernel
-from rules.manifests import MOST_ENTRIES
+from agent.options import (
+    _files,
+    _namespaces,
+    backend,
+    color,
+    config,
+    examples,
+    files,
+    many_netns,
+    most,
+    not_empty,
+    one_netns,
+    printed,
+    yes,
+)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -39,25 +53,6 @@ def _answered(question: shells.Question) -> int:
     for line in shells.answer(question, found):
         click.echo(line)
     return 0
-
-
-def _files(_context: object, _option: object, word: str) -> list[CompletionItem[str]]:
-    return [CompletionItem(word, type=shells.FILE)]
-
-
-def _namespaces(
-    context: click.Context, _option: object, word: str
-) -> list[CompletionItem[str]] | list[str]:
-    if "/" in word:
-        return [CompletionItem(word, type=shells.FILE)]
-    return shells.namespaces(word, node=context.command.name not in ("plan", "apply"))
-
-
-def _examples(*commands: str) -> str:
-    """The end of a command's help."""
-    noun = "Example" if len(commands) == 1 else "Examples"
-    # Click keeps lines as they are behind a \b.
-    return "\n".join(["\b", f"{noun}:", *(f"  portranger {command}" for command in commands)])
 
 
 def _kernel(backend: str) -> Kernel:
@@ -90,81 +85,6 @@ def _confirm(yes: bool) -> Callable[[str], bool]:
     return ask
 
 
-files = click.option(
-    "-f",
-    "--file",
-    "paths",
-    multiple=True,
-    required=True,
-    metavar="PATH",
-    shell_complete=_files,
-    help="A manifest, a directory of them, or - for standard input; may be repeated.",
-)
-
-
-most = click.option(
-    "--max-ranges",
-    "most",
-    type=click.IntRange(min=1),
-    default=MOST_ENTRIES,
-    metavar="N",
-    help="Refuse an interface that declares more ports and ranges than this.",
-)
-
-
-def _not_empty(_context: object, _option: object, value: Any) -> Any:
-    if value == "" or (isinstance(value, tuple) and "" in value):
-        raise click.BadParameter("is empty: write a name, a path or pid:N.")
-    return value
-
-
-printed = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    help="For people, or for programs.",
-)
-one_netns = click.option(
-    "--netns",
-    metavar="NS",
-    callback=_not_empty,
-    shell_complete=_namespaces,
-    help="Put every manifest into this namespace: a name, a path or pid:N.",
-)
-many_netns = click.option(
-    "--netns",
-    multiple=True,
-    callback=_not_empty,
-    metavar="NS",
-    shell_complete=_namespaces,
-    help="A namespace: a name, a path or pid:N; may be repeated. Without it, all that have a name, "
-    "and the node's own.",
-)
-backend = click.option(
-    "--backend",
-    type=click.Choice(["auto", "nftables", "iptables"]),
-    default="auto",
-    help="Which tables of the kernel to use; auto takes what is in use in the namespace.",
-)
-color = click.option(
-    "--color",
-    type=click.Choice(["auto", "always", "never"]),
-    is_flag=False,
-    flag_value="always",
-    default="auto",
-    help="Whether to use colours; auto does so on a terminal.",
-)
-config = click.option(
-    "-c",
-    "--config",
-    metavar="FILE",
-    shell_complete=_files,
-    help="The daemon's configuration; without it, /etc/portranger/portranger.toml if there is one.",
-)
-yes = click.option("--yes", is_flag=True, help="Do not ask before something is changed.")
-
-
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     epilog="Exit codes: 0 done, 1 failed, 2 changes (plan --detailed-exitcode), 64 usage, "
@@ -179,7 +99,7 @@ def portranger() -> None:
     """
 
 
-@portranger.command(epilog=_examples("validate -f manifests/", "validate -f - < desktop.yaml"))
+@portranger.command(epilog=examples("validate -f manifests/", "validate -f - < desktop.yaml"))
 @files
 @most
 def validate(paths: tuple[str, ...], most: int) -> int:
@@ -193,7 +113,7 @@ def validate(paths: tuple[str, ...], most: int) -> int:
 
 
 @portranger.command(
-    epilog=_examples(
+    epilog=examples(
         "plan -f desktop.yaml",
         "plan -f manifests/ --against empty -o json",
         "plan -f desktop.yaml --netns desktop --detailed-exitcode",
@@ -239,7 +159,7 @@ def plan(**options: Any) -> int:
 
 
 @portranger.command(
-    epilog=_examples("apply -f desktop.yaml", "apply -f manifests/ --netns desktop --yes")
+    epilog=examples("apply -f desktop.yaml", "apply -f manifests/ --netns desktop --yes")
 )
 @files
 @most
@@ -266,7 +186,7 @@ def apply(**options: Any) -> int:
 
 
 @portranger.command(
-    epilog=_examples(
+    epilog=examples(
         "show --netns desktop", "show --map --netns node:self", "show --netns node:self -o json"
     )
 )
@@ -295,7 +215,7 @@ def show(**options: Any) -> int:
     )
 
 
-@portranger.command(epilog=_examples("top", "top --netns desktop --sort new", "top -n 1"))
+@portranger.command(epilog=examples("top", "top --netns desktop --sort new", "top -n 1"))
 @many_netns
 @click.option(
     "--interval",
@@ -330,7 +250,7 @@ def top(**options: Any) -> int:
     return command(Wish(**options), this_process(), kernel=kernel)
 
 
-@portranger.command(epilog=_examples("status", "status -o json"))
+@portranger.command(epilog=examples("status", "status -o json"))
 @config
 @printed
 def status(config: str | None, output: str) -> int:
@@ -354,7 +274,7 @@ def status(config: str | None, output: str) -> int:
 
 
 @portranger.command(
-    epilog=_examples(
+    epilog=examples(
         "explain --live --netns desktop tcp/8080",
         "explain -f desktop.yaml udp/5060 --from 192.0.2.7",
     )
@@ -372,7 +292,7 @@ def status(config: str | None, output: str) -> int:
 @click.option(
     "--netns",
     metavar="NS",
-    callback=_not_empty,
+    callback=not_empty,
     shell_complete=_namespaces,
     help="Only this namespace: a name, a path or pid:N.",
 )
@@ -398,7 +318,7 @@ def explain(**options: Any) -> int:
     )
 
 
-@portranger.command(epilog=_examples("convert -f desktop.yaml --to annotations"))
+@portranger.command(epilog=examples("convert -f desktop.yaml --to annotations"))
 @files
 @click.option(
     "--to",
@@ -413,7 +333,7 @@ def convert(paths: tuple[str, ...], to: str) -> int:
     return command(paths, this_process(), to=to)
 
 
-@portranger.command(epilog=_examples("clear --netns desktop", "clear --yes"))
+@portranger.command(epilog=examples("clear --netns desktop", "clear --yes"))
 @many_netns
 @backend
 @yes
@@ -427,7 +347,7 @@ def clear(netns: tuple[str, ...], yes: bool, backend: str) -> int:
     return command(netns, this_process(), kernel=_kernel(backend), confirm=_confirm(yes))
 
 
-@portranger.command("run", epilog=_examples("run -c portranger.toml", "run --log-format json"))
+@portranger.command("run", epilog=examples("run -c portranger.toml", "run --log-format json"))
 @config
 @click.option(
     "--log-format",
@@ -466,7 +386,7 @@ def demo() -> int:
 
 
 @portranger.command(
-    epilog=_examples(
+    epilog=examples(
         "completion bash > /usr/share/bash-completion/completions/portranger",
         "completion zsh > /usr/share/zsh/vendor-completions/_portranger",
         "completion fish > /usr/share/fish/vendor_completions.d/portranger.fish",
