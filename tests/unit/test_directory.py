@@ -588,4 +588,4 @@ def test_the_way_through_links(tmp_path: Path) -> None:
     ]
     started = time.monotonic()
     assert len(list(way(f"{here}/round/x"))) < 100
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 5

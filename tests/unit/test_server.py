@@ -446,7 +446,7 @@ def test_it_ends_at_once_also_with_connections_open(daemon: Daemon) -> None:
         assert eventually(lambda: at_work() == 9)
         start = time.monotonic()
         made.close()
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < 4
         for one in held:
             assert everything(one) == b""
     assert eventually(lambda: at_work() == 0)

