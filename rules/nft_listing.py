@@ -60,10 +60,10 @@ def decode(
     ]
     found: list[Live | Foreign] = []
     mapped: dict[Lookup, int] = {}
-    every = kinds.pop("rule", [])
+    rules = kinds.pop("rule", [])
     # To delete a rule is to write the name of its chain, which in a script must be one.
-    rules = [value for value in every if _is_name(value.get("chain"))]
-    unsound += ["there are rules in a chain that nft could not name"] if rules != every else []
+    if not all(_is_name(value.get("chain")) for value in rules):
+        unsound.append("there are rules in a chain that nft could not name")
     for value in rules:
         lookup = decode_lookup(value)
         if lookup is None:
@@ -97,7 +97,7 @@ def decode(
         live=Lives(rule for rule in found if isinstance(rule, Live)),
         foreign=tuple(rule for rule in found if isinstance(rule, Foreign)),
         chains=frozenset() if unsound else frozenset(chain for _, chain in chains if chain),
-        table=bool(tables),
+        table=bool(tables or rules),
         unsound="; ".join(sorted(set(unsound))),
         mapped={} if unsound else mapped,
         sets=sets,

@@ -20,6 +20,7 @@ from rules.values import Value, replace
 MOST_BYTES = 32 * 1024 * 1024
 STDIN = "<stdin>"
 LONGEST_PATH = 4096
+NAMED = 3  # of the other places where the same is written
 _SUFFIXES = (".yaml", ".yml", ".json")
 _PIPES = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # what shells write for <(command)
 # Where the text has one of these, what the manifest says there is not worth another word.
@@ -324,10 +325,11 @@ def duplicates(
 
 
 def _duplicate(one: Machine | Service | NetworkPolicy, elsewhere: list[str]) -> Problem:
+    more = f" and {len(elsewhere) - NAMED} more" if len(elsewhere) > NAMED else ""
     return Problem(
         code=f"duplicate-{_WORDS[type(one)]}",
         path=(),
-        what=f"{one} is written here and at {', '.join(elsewhere)}",
+        what=f"{one} is written here and at {', '.join(elsewhere[:NAMED])}{more}",
         fix="Keep one of them, or give each a metadata.name of its own.",
         file=file_of(one),
         line=int(one.origin.rpartition(":")[2]),

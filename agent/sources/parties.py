@@ -110,13 +110,13 @@ def _pod(metadata: Mapping[str, object], thing: Object, alike: Alike) -> Pod | N
 
 
 def _addresses(status: Mapping[str, object]) -> Iterable[Address]:
-    texts = [one.get("ip") for one in mappings(status, "podIPs")]
-    for text in dict.fromkeys((*texts, status.get("podIP"))):
+    texts = [*(one.get("ip") for one in mappings(status, "podIPs")), status.get("podIP")]
+    for text in dict.fromkeys(text for text in texts if isinstance(text, str)):
         try:
-            address = ip_address(text) if isinstance(text, str) else None
+            address = ip_address(text)
         except ValueError:
             continue
-        if address is not None and not is_elsewhere(address):
+        if not is_elsewhere(address):
             yield address
 
 

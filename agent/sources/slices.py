@@ -74,7 +74,7 @@ def heard(thing: Mapping[str, object], node: str, names: Collection[str]) -> Sli
     metadata = mapping(thing, "metadata")
     version = _VERSIONS.get(str(thing.get("addressType")))
     name = metadata.get(NAME)
-    if version is None or name not in names:
+    if version is None or not isinstance(name, str) or name not in names:
         return None
     backs = [_back(one, version, node) for one in mappings(thing, "endpoints")]
     ports = [_port(one) for one in mappings(thing, "ports")]

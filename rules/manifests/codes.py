@@ -50,6 +50,7 @@ CODES = {
     "resource-needs-bridge": "a resource network with a binding other than bridge",
     "second-pod-network": "more than one network that is the pod's own",
     "tenant-annotation": "an annotation for bare metal on an object from Kubernetes",
+    "too-many-problems": "an object with more that is wrong than is told",
     "too-many-ranges": "more entries than the sanity limit",
     "unknown-kind": "a kind that differs from one we read only in its letters' case",
     "unknown-key": "a key that means nothing where it stands, and was probably meant to",

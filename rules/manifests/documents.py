@@ -3,7 +3,7 @@ a List, and each object in it goes to the reader of its kind."""
 
 from collections.abc import Mapping
 
-from rules.manifests.fields import Fields
+from rules.manifests.fields import Fields, told
 from rules.manifests.virtual_machine import KINDS, read_machine
 from rules.model import Machine
 from rules.policies import Namespace, NetworkPolicy
@@ -78,7 +78,9 @@ def read(
     problems: list[Problem] = []
     skipped: list[Skipped] = []
     count = 0
-    for fields in _objects(document, problems):
+    objects = _objects(document, problems)
+    problems = told(problems)
+    for fields in objects:
         kind = _kind(fields)
         if kind in KINDS and _is_kubevirt(fields):
             count += 1
@@ -110,7 +112,7 @@ def read(
             policies += [(policy, fields.path)] if policy else []
         elif kind and not fields.found:
             skipped.append(Skipped(kind, _name(fields), fields.path))
-        problems += fields.found
+        problems += told(fields.found)
     return Reading(
         machines=tuple(machine for machine, _ in machines),
         places=tuple(path for _, path in machines),

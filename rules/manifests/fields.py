@@ -6,6 +6,12 @@ from collections.abc import Iterable, Mapping
 from rules.problems import ABSENT, OddNumeral, Path, Problem, shown
 
 LONGEST_KEY_COMPARED = 64
+MOST_PROBLEMS = 10_000  # of one object: a tenant's is a megabyte, and each node holds what is told
+
+
+def told(found: list[Problem]) -> list[Problem]:
+    """Those of the problems that are told."""
+    return found[: MOST_PROBLEMS + 1]
 
 
 class Fields:
@@ -21,8 +27,17 @@ class Fields:
     def problem(
         self, code: str, what: str, fix: str, *, at: Path = (), value: object = ABSENT
     ) -> None:
-        """Note what is wrong at a path below this mapping."""
-        self.found.append(Problem(code=code, path=self.path + at, what=what, fix=fix, value=value))
+        """Note what is wrong at a path below this mapping. Where there is too much already, the
+        last is noted again: how many there are is what some of our readers go by."""
+        path, count = self.path + at, len(self.found)
+        if count < MOST_PROBLEMS:
+            problem = Problem(code=code, path=path, what=what, fix=fix, value=value)
+        elif count == MOST_PROBLEMS:
+            what, fix = "is one of more problems than are told", "Correct those before it."
+            problem = Problem(code="too-many-problems", path=path, what=what, fix=fix)
+        else:
+            problem = self.found[-1]
+        self.found.append(problem)
 
     def given(self, key: str) -> bool:
         """Whether the key has a value; null is none, as it is in Kubernetes."""

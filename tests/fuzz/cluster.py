@@ -220,5 +220,5 @@ WORDS = (
 
 TARGETS = (
     Target(name="api-objects", opened=simple(told), examples=200),
-    Target(name="api-answers", opened=answered, seeds=answers, words=WORDS, examples=120),
+    Target(name="api-answers", opened=answered, seeds=answers, words=WORDS, examples=80),
 )

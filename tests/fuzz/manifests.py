@@ -268,8 +268,8 @@ def texts() -> Iterator[bytes]:
 
 TARGETS = (
     Target(name="manifest-texts", opened=simple(text), seeds=texts, words=WORDS),
-    Target(name="manifest-trees", opened=simple(tree), examples=250),
-    Target(name="spellings", opened=simple(spelling), examples=120),
-    Target(name="annotations", opened=simple(annotation), examples=200),
+    Target(name="manifest-trees", opened=simple(tree), examples=200),
+    Target(name="spellings", opened=simple(spelling), examples=80),
+    Target(name="annotations", opened=simple(annotation), examples=120),
     Target(name="explain", opened=simple(question)),
 )
