@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 PYTHON_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev
 RUNTIME_PACKAGES := $(PYTHON_PACKAGES) libnftables1 iproute2
 VM_PACKAGES := qemu-system-x86
-TEST_PACKAGES := $(RUNTIME_PACKAGES) nftables conntrack iptables debootstrap systemd-container podman openssl curl python3-pyftpdlib chromium chromium-driver zsh fish bash-completion mandoc man-db $(VM_PACKAGES)
+TEST_PACKAGES := $(RUNTIME_PACKAGES) procps nftables conntrack iptables debootstrap systemd-container podman openssl curl python3-pyftpdlib chromium chromium-driver zsh fish bash-completion mandoc man-db $(VM_PACKAGES)
 
 # Where `make install` puts things. DESTDIR comes before every path, and no installed file names it.
 PREFIX ?= /usr/local
@@ -31,7 +31,7 @@ ZSH_DIR := $(PREFIX)/share/zsh/$(if $(filter /usr,$(PREFIX)),vendor-completions,
 # A package for Debian is one for Debian's own Python, whatever else is first in PATH.
 DEBIAN_PYTHON := /usr/bin/python3
 # The time of everything in a release: that of the commit, or, where there is no git, a fixed one.
-dist deb sbom: export SOURCE_DATE_EPOCH ?= $(or $(if $(wildcard .git),$(shell git log -1 --format=%ct 2>/dev/null)),1577836800)
+dist deb sbom: export SOURCE_DATE_EPOCH ?= $(or $(if $(wildcard .git),$(shell git -c safe.directory='*' log -1 --format=%ct 2>/dev/null)),1577836800)
 
 # How many tests run at once: most of them wait, each for something of its own.
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
@@ -459,13 +459,21 @@ replace_environment() {
     rm -rf "$$root$$environment.old"
 }
 put() { install -D -m 644 "$$1" "$$root$$2"; }
+# Of this machine, or where it has none, of the Debian that it is.
+systemd_version() {
+    if command -v systemctl >/dev/null; then
+        systemctl --version | sed -n '1s/^systemd \([0-9]*\).*/\1/p'
+    else
+        (. /etc/os-release && echo $$(($${VERSION_ID%%.*} >= 13 ? 257 : 252)))
+    fi
+}
 put_files() {
     install -d "$$root$$prefix/bin"
     ln -sfn "$$environment/bin/portranger" "$$root$$command"
     ln -sfn "$$environment/bin/kubectl-portranger" "$$root$$plugin"
     sed "s|/usr/local/bin/|$$prefix/bin/|" systemd/portranger.service >"$$scratch/unit"
     put "$$scratch/unit" "$$unit"
-    if (($$(systemctl --version | sed -n '1s/^systemd \([0-9]*\).*/\1/p') >= 254)); then
+    if (($$(systemd_version) >= 254)); then
         put systemd/restart.conf "$$restart"
     fi
     put systemd/tmpfiles.conf "$$tmpfiles"

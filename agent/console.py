@@ -26,6 +26,8 @@ class Console(Value):
         self.out.write(f"{line}\n")
 
     def warn(self, line: str) -> None:
+        """After all that was said before, also where both go to one file."""
+        self.out.flush()
         self.err.write(f"{line}\n")
 
     def say_plan(self, lines: Iterable[str]) -> None:

@@ -41,7 +41,7 @@ def renewed(text: str, results: Mapping[str, object]) -> str:
 def table(results: Mapping[str, object]) -> Iterator[str]:
     """The lines of the table; what was not measured is left out."""
     sections = results.get("sections")
-    yield "| | | measured | promised | `make bench ARGS=` |"
+    yield "| | | measured | goal | `make bench ARGS=` |"
     yield "|---|---|---|---|---|"
     for what, section, name in ROWS:
         figures = sections.get(section, {}).get("figures", {}) if isinstance(sections, dict) else {}
@@ -51,10 +51,11 @@ def table(results: Mapping[str, object]) -> Iterator[str]:
 
 
 def _said(figure: Figures) -> str:
-    """What was measured, and what may be."""
+    """What was measured, and what it should be."""
     value, unit = float(figure["value"]), figure["unit"]
     bounds = [f"{kind} {figure[kind]} {unit}" for kind in BOUNDS if kind in figure]
-    return f"{value:.3g} {unit} | {'; '.join(bounds)}"
+    missed = value > figure.get("at most", value) or value < figure.get("at least", value)
+    return f"{value:.3g} {unit} | {'; '.join(bounds)}{': missed' if missed else ''}"
 
 
 def renew(readme: Path = README) -> Path:
