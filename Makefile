@@ -45,12 +45,19 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 ##@ Use it
 
+.PHONY: root
+root:
+	@if ((EUID)); then
+	    echo "make: $(MAKECMDGOALS) makes network namespaces: run it as root" >&2
+	    exit 1
+	fi
+
 .PHONY: demo
-demo: packages-runtime venv ## build namespaces, forward port ranges, prove it with packets, clean up
+demo: root packages-runtime venv ## build namespaces, forward port ranges, prove it with packets, clean up
 	@$(BIN)/portranger demo
 
 .PHONY: demo-vm
-demo-vm: packages-vm venv ## the same with a real virtual machine, which qemu boots
+demo-vm: root packages-vm venv ## the same with a real virtual machine, which qemu boots
 	@$(BIN)/python -m tests.vm.demo
 
 .PHONY: test
@@ -414,6 +421,10 @@ for path in "$$environment" "$$base"; do
         exit 1 ;;
     esac
 done
+if ((EUID)) && [[ ! $$root ]]; then
+    echo "make: to install for all, run it as root; or give a DESTDIR=" >&2
+    exit 1
+fi
 mkdir -p "$$root$$prefix/lib"
 take_turns
 export PYTHONDONTWRITEBYTECODE=1

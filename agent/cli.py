@@ -266,6 +266,8 @@ def status(config: str | None, output: str) -> int:
     try:
         return command(load(config), console, output=output, now=time.time())
     except BadConfiguration as bad:  # the daemon may well go on with the one it had before
+        if config is not None and not os.path.exists(config):  # noqa: PTH110 - as it was typed
+            raise
         with contextlib.suppress(Failure):
             code = command(Config(), console, output=output, now=time.time())
             console.warn(f"portranger: {bad}")

@@ -80,8 +80,9 @@ def namespaces(word: str, *, node: bool) -> list[str]:
     except OSError:  # there may be no right to look
         known = []
     # Nobody's name is to be a pattern or a command in somebody's shell.
-    safe = [name for name in known if _HARMLESS.fullmatch(name)]
-    return [name for name in [*safe, *([NODE] if node else [])] if name.startswith(word)]
+    safe = [one for one in known if _HARMLESS.fullmatch(one) and not one.startswith("-")]
+    every = dict.fromkeys([*safe, *([NODE] if node else [])])
+    return [name for name in every if name.startswith(word)]
 
 
 # Each of them runs what PATH has under our name, whatever was typed before the blank: a key that

@@ -164,7 +164,8 @@ def _node(status: Status) -> Iterator[Metric]:
     info = _gauge("build_info", "Always 1: which version runs.", labels=("version",))
     info.add_metric((label(status.version),), 1)
     yield info
-    yield _gauge("ready", "1 when every namespace was tried since the start.", status.ready)
+    ready = "1 when every namespace was tried, none is failing, and the source can be read."
+    yield _gauge("ready", ready, status.ready)
     yield _gauge("manifests", "Manifests that were read.", status.manifests)
     yield _gauge("manifest_problems", "What is wrong in manifests.", len(status.problems))
     yield _gauge(
@@ -202,6 +203,8 @@ def _namespaces(standings: Sequence[Standing]) -> Iterator[Metric]:
         name = label(one.netns) if place < MOST_SERIES else OTHER
         rules[name] = rules.get(name, 0) + len(one.live)
         ranges[name] = ranges.get(name, 0) + len(one.ranges)
+    refused = sum(len(one.refused) for one in standings)
+    yield _gauge("services_refused", "Ports of Services that are not published.", refused)
     yield _by_netns("rules", "Rules of ours in a network namespace.", rules)
     yield _by_netns("ranges", "Port ranges forwarded into a network namespace.", ranges)
     yield _gauge(

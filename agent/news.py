@@ -18,6 +18,7 @@ from rules.fences import unprotected
 from rules.problems import Problem
 from rules.values import replace
 
+SETTLED = {State.IN_SYNC, State.PENDING}
 INSTANCE = "VirtualMachineInstance/"  # where there are no files
 
 
@@ -97,7 +98,7 @@ class News:
             self.status,
             ready=keeper.tried and readable and State.FAILING not in states,
             synced=time.time()
-            if readable and states <= {State.IN_SYNC, State.PENDING, State.REFUSED}
+            if keeper.tried and readable and not meaning.problems and states <= SETTLED
             else self.status.synced,
             source=str(source),
             traffic=source.traffic(),

@@ -236,10 +236,10 @@ class _Exchange(BaseHTTPRequestHandler):
     def finish(self) -> None:
         """Send the answer, and let whoever still sends read it before the connection is reset."""
         connection = self.request
+        self.server.awaits(connection, True)  # now it is for them to read
         connection.settimeout(PATIENCE)
         connection.sendall(self._written.getvalue())
         connection.shutdown(socket.SHUT_WR)
-        self.server.awaits(connection, True)
         deadline = time.monotonic() + LINGER
         while (left := deadline - time.monotonic()) > 0:
             connection.settimeout(left)

@@ -84,7 +84,7 @@ class Status(Value, kw_only=True):
     pid: int
     started: float
     ready: bool = False  # every namespace was tried since the start or the last reload
-    synced: float | None = None  # when all of it was last in sync or waiting
+    synced: float | None = None  # when, at a look, all of it was last in sync or waiting
     source: str = ""
     unreadable: str = ""  # why the source cannot be read, where it cannot
     manifests: int = 0

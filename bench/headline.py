@@ -54,7 +54,8 @@ def _said(figure: Figures) -> str:
     """What was measured, and what it should be."""
     value, unit = float(figure["value"]), figure["unit"]
     bounds = [f"{kind} {figure[kind]} {unit}" for kind in BOUNDS if kind in figure]
-    missed = value > figure.get("at most", value) or value < figure.get("at least", value)
+    most, least = (float(figure.get(kind, value)) for kind in BOUNDS)
+    missed = not least <= value <= most
     return f"{value:.3g} {unit} | {'; '.join(bounds)}{': missed' if missed else ''}"
 
 

@@ -123,8 +123,8 @@ def _said(view: View) -> Iterator[str]:
     if view.loads and view.unaccounted:
         where = listed(view.unaccounted)
         yield (
-            f"packets/s, bytes/s: not counted in {where}; to count those of new flows:"
-            f" {enabling(view.unaccounted[0])}"
+            f"to count packets and bytes of new flows: {enabling(view.unaccounted[0])}"
+            f" (not counted: {where})"
         )
     if uncounted := sum(one.uncounted for one in view.loads if one.packets is not None):
         yield f"packets/s, bytes/s: without {uncounted} flows that began before they were counted"

@@ -18,7 +18,8 @@ TOKEN = re.compile(
     re.VERBOSE,
 )
 FUNCTIONS = frozenset(
-    {"changes", "count", "histogram_quantile", "increase", "rate", "sum", "time", "topk", "vector"}
+    {"absent", "changes", "count", "histogram_quantile", "increase", "rate", "sum", "time", "topk"}
+    | {"vector"}
 )
 GROUPING = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
 WORDS = frozenset({"and", "or", "unless", "bool", "offset"})

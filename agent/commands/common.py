@@ -31,6 +31,8 @@ def reported(snapshot: Snapshot, console: Console) -> list[Problem]:
         console.warn(line)
     for problem in problems:
         console.warn(str(problem))
+    if not snapshot.count and not problems:
+        console.warn("portranger: there is nothing of a kind that is read in what was given.")
     if problems:
         console.warn(
             f"{counted(len(problems), 'problem')} in {counted(snapshot.count, 'manifest')}."

@@ -126,7 +126,11 @@ def viewer(keys: int | None = None) -> Iterator[Viewer]:
     """Within the block signals only wake who waits: to end or, where there are keys, to stop for a
     while, or to see the new size. Who was told to ignore one still does."""
     made = Viewer(keys)
-    wishes = {signal.SIGWINCH: _nothing, signal.SIGTSTP: made.suspend}
+    wishes = {
+        signal.SIGWINCH: _nothing,
+        signal.SIGTSTP: made.suspend,
+        signal.SIGQUIT: made.end,
+    }
     with heard(made.end) as made.wake, _handled(wishes if keys is not None else {}):
         yield made
 

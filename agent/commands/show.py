@@ -12,6 +12,7 @@ from rules.model import Live, Observed
 from rules.plan import order
 from rules.port_axis import Style
 from rules.port_map import port_map
+from rules.problems import printable
 from rules.values import Value, replace
 from rules.words import live_text, rule_json
 
@@ -77,7 +78,7 @@ def _say(
     if not found:
         console.say("Nothing of ours is live. `portranger apply -f FILE` sets it up.")
     for name, one in found.items():
-        console.say(f"namespace {name} ({one.backend}: {one.reason})")
+        console.say(f"namespace {printable(name, 1000)} ({one.backend}: {one.reason})")
         for line in lines(one, console):
             console.say(f"  {line}")
         if one.observed.leftovers:

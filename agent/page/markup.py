@@ -12,7 +12,7 @@ VOID = frozenset({"link", "meta"})
 # Nothing here should hold a secret. But error texts are also what others wrote: a plug-in that
 # fails, a server that refuses. What looks like a credential in them is left out.
 SECRET = compiled(
-    r"(?i)(?P<name>\b(?:bearer|basic)\s+|\b[\w-]*(?:token|passw(?:or)?d|secret|api-?key)\b[\"']?\s*[=:]\s*)"
+    r"(?i)(?P<name>\b(?:bearer|basic)\s+|\b[\w-]{0,32}?(?:token|passw(?:or)?d|secret|api-?key)\b[\"']?\s*[=:]\s*)"
     r"[\"']?[^\s\"',;]{4,}"
     r"|(?P<user>://)[^\s/@]+@"
     r"|\beyJ[\w-]{8,}(?:\.[\w-]+)*"

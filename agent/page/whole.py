@@ -149,7 +149,7 @@ def _facts(status: Status, now: float) -> Html:
     facts: list[tuple[str, str]] = [
         ("Source", source if status.source else "not known yet"),
         ("Policies", discreet(_policies(status.policies))),
-        ("Last all in sync", ago(status.synced, now) if status.synced else "not yet"),
+        ("Last seen in sync", ago(status.synced, now) if status.synced else "not yet"),
         ("Started", ago(status.started, now)),
         ("Version", f"{status.version}, pid {status.pid}"),
     ]

@@ -64,7 +64,7 @@ def load(
         raise _bad(
             "no API server is known: this is no pod with a service account, and there is no"
             f" kubeconfig{' at ' + ', '.join(paths) if paths else ''}",
-            "Set $KUBECONFIG, or kubeconfig below [kubernetes] in the configuration of an agent",
+            "Set $KUBECONFIG, or name one: with --kubeconfig, or for an agent below [kubernetes]",
         )
     return merged.credentials(context or merged.current())
 

@@ -52,7 +52,7 @@ CODES = {
     "tenant-annotation": "an annotation for bare metal on an object from Kubernetes",
     "too-many-problems": "an object with more that is wrong than is told",
     "too-many-ranges": "more entries than the sanity limit",
-    "unknown-kind": "a kind that differs from one we read only in its letters' case",
+    "unknown-kind": "a kind that is nearly, but not quite, one that we read",
     "unknown-key": "a key that means nothing where it stands, and was probably meant to",
     "values-forbidden": "values beside Exists or DoesNotExist",
     "values-needed": "In or NotIn without values",

@@ -3,7 +3,7 @@ a List, and each object in it goes to the reader of its kind."""
 
 from collections.abc import Mapping
 
-from rules.manifests.fields import Fields, told
+from rules.manifests.fields import LONGEST_KEY_COMPARED, Fields, told
 from rules.manifests.virtual_machine import KINDS, read_machine
 from rules.model import Machine
 from rules.policies import Namespace, NetworkPolicy
@@ -28,10 +28,12 @@ class Skipped(Value):
     kind: str
     name: str
     path: Path
+    api: str = ""  # of one that has the name of a kind that is
 
     def __str__(self) -> str:
         name = f"{self.kind}/{self.name}" if self.name else self.kind
-        return f"{printable(name, 320)} is not read by this version"
+        of = f" of apiVersion {self.api}" if self.api else ""
+        return f"{printable(f'{name}{of}', 320)} is not read by this version"
 
 
 class Reading(Value, kw_only=True):
@@ -111,7 +113,8 @@ def read(
             policy = read_policy(fields, limit=limit)
             policies += [(policy, fields.path)] if policy else []
         elif kind and not fields.found:
-            skipped.append(Skipped(kind, _name(fields), fields.path))
+            api = fields.string("apiVersion") if kind in _ALL_KINDS else None
+            skipped.append(Skipped(kind, _name(fields), fields.path, api or ""))
         problems += told(fields.found)
     return Reading(
         machines=tuple(machine for machine, _ in machines),
@@ -180,15 +183,19 @@ def _kind(fields: Fields) -> str | None:
     kind = fields.string("kind", required=True)
     if kind == "":
         fields.missing("kind", "the kind of the object, such as VirtualMachine")
-    elif kind is not None and kind not in _ALL_KINDS and kind.casefold() in _FOLDED_KINDS:
-        fields.problem(
-            "unknown-kind",
-            "is not a kind, but nearly one",
-            f"Write {_FOLDED_KINDS[kind.casefold()]}.",
-            at=("kind",),
-            value=kind,
-        )
+    elif kind is not None and kind not in _ALL_KINDS and (meant := _meant(kind)):
+        what, fix = "is not a kind, but nearly one", f"Write {meant}."
+        fields.problem("unknown-kind", what, fix, at=("kind",), value=kind)
     return kind
+
+
+def _meant(kind: str) -> str:
+    """The kind that was probably meant. KubeVirt itself has others that are much like ours."""
+    if kind.casefold() in _FOLDED_KINDS or len(kind) > LONGEST_KEY_COMPARED:
+        return _FOLDED_KINDS.get(kind.casefold(), "")
+    import difflib  # slow to load, and only other kinds need it
+
+    return next(iter(difflib.get_close_matches(kind, _ALL_KINDS, 1, 0.95)), "")
 
 
 def _is_kubevirt(fields: Fields) -> bool:

@@ -231,8 +231,9 @@ def test_what_fits_the_screen_is_not_summed_up() -> None:
 def test_where_packets_are_not_counted_a_line_says_how_to_have_it_done() -> None:
     lines = table(View(loads=SOME, unaccounted=("blue", "red", "green")), "open", "")
     assert lines[-1] == (
-        "packets/s, bytes/s: not counted in blue, red and 1 more; to count those of new flows:"
+        "to count packets and bytes of new flows:"
         " ip netns exec blue sysctl -w net.netfilter.nf_conntrack_acct=1"
+        " (not counted: blue, red and 1 more)"
     )
 
 

@@ -1094,6 +1094,7 @@ def test_an_empty_document_is_nothing(document: object) -> None:
         ({"kind": 5}, [("not-a-string", "kind")]),
         ({"kind": "VM", "apiVersion": 1, "spec": {}}, [("not-a-string", "apiVersion")]),
         ({"kind": "virtualmachine", "spec": {}}, [("unknown-kind", "kind")]),
+        ({"kind": "VirtualMachin", "spec": {}}, [("unknown-kind", "kind")]),
         ({"kind": "List"}, [("missing", "items")]),
         ({"kind": "VirtualMachineList"}, [("missing", "items")]),
         ({"kind": "List", "items": {}}, [("not-a-list", "items")]),
@@ -1116,8 +1117,16 @@ def test_what_is_no_manifest_is_a_problem(
             "Service/web is not read by this version",
         ),
         ({"kind": "Pod", "metadata": 5}, "Pod is not read by this version"),
-        ({"kind": "VM", "apiVersion": "v1"}, "VM is not read by this version"),
-        ({"kind": "VM", "apiVersion": "kubevirt.io/v2"}, "VM is not read by this version"),
+        ({"kind": "VM", "apiVersion": "v1"}, "VM of apiVersion v1 is not read by this version"),
+        (
+            {"kind": "VM", "apiVersion": "kubevirt.io/v2"},
+            "VM of apiVersion kubevirt.io/v2 is not read by this version",
+        ),
+        ({"kind": "Network", "apiVersion": "v1"}, "Network is not read by this version"),
+        (
+            {"kind": "VirtualMachineInstancetype"},
+            "VirtualMachineInstancetype is not read by this version",
+        ),
     ],
 )
 def test_other_kinds_are_skipped_with_a_word(document: object, line: str) -> None:

@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 import pytest
 
 from agent.page.axis import MOST_BARS
-from agent.page.markup import LONGEST, element
+from agent.page.markup import LONGEST, discreet, element
 from agent.page.namespaces import FEW, MOST_QUIET, MOST_TROUBLED
 from agent.page.whole import asset, document
 from agent.server import Server
@@ -524,3 +524,11 @@ def test_who_names_no_host_is_no_browser(server: Server) -> None:
     with socket.create_connection(address, timeout=20) as connection:
         connection.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.0 200 ")
+
+
+def test_a_long_name_is_looked_at_for_credentials_in_no_time() -> None:
+    began = time.process_time()
+    for _ in range(20):
+        discreet("a-" * 600)
+    assert time.process_time() - began < 0.5
+    assert "hunter" not in discreet("my-access-token=hunter22")

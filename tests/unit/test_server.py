@@ -331,6 +331,18 @@ def test_who_says_nothing_keeps_nobody_out_and_is_hung_up_on(server: Server) -> 
     assert eventually(lambda: at_work() == 1)
 
 
+def test_who_does_not_read_the_answer_keeps_nobody_out(daemon: Daemon, server: Server) -> None:
+    daemon.text = lambda: b"x" * 20_000_000
+    with ExitStack() as stack:
+        for _ in range(MOST_CONNECTIONS):
+            one = stack.enter_context(socket.create_connection(server.address))
+            one.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert eventually(lambda: at_work() == MOST_CONNECTIONS + 1)
+        time.sleep(0.2)  # until all are being answered
+        for _ in range(3):
+            assert ask(server.address, "/healthz").code == 200
+
+
 def test_only_so_many_are_served_at_once_and_then_others_again(
     daemon: Daemon, server: Server
 ) -> None:
