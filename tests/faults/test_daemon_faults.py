@@ -618,7 +618,7 @@ def test_descriptors_and_memory_stay_as_they_are(blue: str) -> None:
 def test_memory_that_is_kept_at_every_turn_is_found() -> None:
     class Hoarder(Keeping):
         def work(self) -> bool:
-            kept.append(b"x" * 2**18)
+            kept.append(b"x" * 2**19)  # much more than a heap gives back meanwhile
             return super().work()
 
     kept: list[bytes] = []

@@ -519,6 +519,7 @@ def test_settings_are_made_and_stay_when_the_machine_goes(arena: Arena) -> None:
         "net.ipv4.ip_forward": "1",
         "net.ipv4.conf.k6t-eth0.route_localnet": "1",
         "net.ipv6.conf.all.forwarding": "1",
+        "net.netfilter.nf_conntrack_tcp_loose": "0",
     }
     apply(arena)
     assert look(arena).sysctls == {"net.ipv4.ip_forward": "1"}
