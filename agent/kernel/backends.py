@@ -16,9 +16,10 @@ from agent.kernel.nftables import Nftables
 from rules.model import Family, Observed
 from rules.plan import Plan
 
-__all__ = ["AUTO", "IPTABLES", "NFTABLES", "Backends", "Workers", "chosen"]
+__all__ = ["ASKED", "AUTO", "IPTABLES", "NFTABLES", "Backends", "Workers", "chosen"]
 
 AUTO, NFTABLES, IPTABLES = "auto", "nftables", "iptables"
+ASKED = "asked for"
 NAMES = ("ip_tables_names", "ip6_tables_names")
 
 
@@ -67,8 +68,10 @@ class Backends:
             self.other.close()
 
 
-def chosen(asked: str, descriptor: int, workers: Workers, known: Known | None = None) -> Backends:
-    """The backend of the namespace this thread is in."""
+def chosen(
+    asked: str, descriptor: int, workers: Workers, known: Known | None = None, why: str = ASKED
+) -> Backends:
+    """The backend of the namespace this thread is in; and why, where it is not left to us."""
     if asked == IPTABLES:
         other = _nftables_if_usable(descriptor, known)
         if other is not None and other.kubevirt:
@@ -77,7 +80,7 @@ def chosen(asked: str, descriptor: int, workers: Workers, known: Known | None = 
                 "KubeVirt's own chains are live here, and iptables cannot come before them",
                 "Use the backend nftables, or auto",
             )
-        return Backends(IPTABLES, "asked for", Iptables(descriptor, workers), other)
+        return Backends(IPTABLES, why, Iptables(descriptor, workers), other)
     legacy = Iptables(descriptor, workers) if legacy_is_live() else None
     try:
         modern = _nftables(descriptor, known)
@@ -87,12 +90,12 @@ def chosen(asked: str, descriptor: int, workers: Workers, known: Known | None = 
             raise
         return Backends(IPTABLES, f"nftables cannot be used: {missing}", legacy, None)
     if asked == NFTABLES:
-        return Backends(NFTABLES, "asked for", modern, _usable(legacy))
+        return _with_usable(legacy, why, modern)
     if ours:
         return Backends(NFTABLES, "our table is there", modern, legacy)
     if modern.kubevirt:
         reason = "KubeVirt's own chains are there, and ours must come before them"
-        return Backends(NFTABLES, reason, modern, _usable(legacy))
+        return _with_usable(legacy, reason, modern)
     if legacy is not None:
         if legacy.observe().table:
             return Backends(IPTABLES, "our chains are in the legacy tables", legacy, modern)
@@ -115,15 +118,15 @@ def _words(path: str) -> list[str]:
         return []
 
 
-def _usable(legacy: Iptables | None) -> Iptables | None:
-    """The legacy tables, where they can be asked. Only who asks for nftables by name may go on
-    without: otherwise rules of ours could stay in there unseen."""
+def _with_usable(legacy: Iptables | None, reason: str, modern: Nftables) -> Backends:
+    """nftables, with the legacy tables where they can be asked. Only who must have nftables may go
+    on without: otherwise rules of ours could stay in there unseen."""
     try:
         if legacy is not None:
             legacy.observe()
     except BackendMissing:
-        return None
-    return legacy
+        return Backends(NFTABLES, f"{reason}; the legacy tables cannot be read", modern, None)
+    return Backends(NFTABLES, reason, modern, legacy)
 
 
 def _nftables(descriptor: int, known: Known | None) -> Nftables:

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from importlib.util import find_spec
 
@@ -19,6 +20,7 @@ from rules.plan import Plan, Table
 from rules.xtables import decode, steps
 
 PATIENCE = 30.0  # seconds; a replace of thousands of rules takes one
+PAUSE = 30.0  # seconds until another worker may find what this one lacks
 WORKER = "agent.kernel.iptables_worker"
 
 Json = dict[str, object]
@@ -36,6 +38,7 @@ class Worker:
         self._patience = patience
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
+        self._began = 0.0
 
     def ask(self, descriptor: int, question: Json) -> Json:
         """Its answer for that namespace."""
@@ -53,6 +56,8 @@ class Worker:
             self.stop()
             raise self._lost(error) from error
         if "error" in answer:
+            if answer["error"] == "Unusable" and time.monotonic() - self._began > PAUSE:
+                self.stop()  # somebody may have installed it
             raise failure(str(answer["error"]), str(answer.get("text")))
         return answer
 
@@ -80,7 +85,7 @@ class Worker:
             except OSError:
                 ours.close()
                 raise
-        self._channel = ours
+        self._channel, self._began = ours, time.monotonic()
         return ours
 
     def _lost(self, error: Exception) -> Failure:
@@ -180,6 +185,14 @@ def _not_permitted() -> NotPermitted:
 
 def failure(kind: str, text: str) -> Failure:
     """What an error of the worker means for the user."""
+    if kind == "Unfit":
+        what = f"this python-iptables does not work with this machine's {text}"
+        return BackendMissing(f"{what}; no rule was written", "Use --backend nftables")
+    if kind == "Unusable" or text.startswith("can't find"):
+        return BackendMissing(
+            f"python-iptables cannot be used ({text})",
+            "Install Debian's package iptables, or use --backend nftables",
+        )
     if kind in ("Stale", "BlockingIOError") or "Resource temporarily unavailable" in text:
         return Stale(f"the iptables tables are busy or changed meanwhile ({text})", "Try again")
     if "ermission" in text or "not permitted" in text:

@@ -10,28 +10,48 @@ import fcntl
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from hashlib import sha256
 from ipaddress import ip_interface
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import iptc
-import iptc.easy
-
 from agent.kernel.netns import inside
 from agent.kernel.wire import LENGTH, exactly, send
 from rules.xtables import CHAINS, FILTER, JUMP_COMMENT, NAT, PREFIX, table
+
+UNUSABLE = ""  # why python-iptables is
+try:
+    import iptc
+    import iptc.easy
+except Exception as error:  # without Debian's package iptables: it looks for it as it is imported
+    UNUSABLE = str(error) or repr(error)
 
 OURS = {one: {name for name in CHAINS if table(name) == one} for one in (NAT, FILTER)}
 LOCK = "/run/xtables.lock"
 LOCK_PATIENCE = 5.0  # seconds to wait for another program that holds the lock
 NAMES = {"ip": "ip_tables_names", "ip6": "ip6_tables_names"}
+IPTABLES = "/usr/sbin/iptables"
 
 Json = dict[str, Any]
+
+# A rule with all that is lost where python-iptables and iptables do not go together.
+SAMPLE: Json = {
+    "in-interface": "eth0",
+    "protocol": "tcp",
+    "tcp": {"dport": "1000:8000"},
+    "comment": {"comment": JUMP_COMMENT},
+}
+TO = {"ip": "192.0.2.1", "ip6": "2001:db8::1"}
+
+
+class Unfit(Exception):
+    """This python-iptables does not know the iptables of this machine."""
 
 
 def main() -> None:
@@ -59,12 +79,16 @@ def receive(channel: socket.socket) -> tuple[Json, int] | None:
 
 
 def _answer(question: Json, family: str) -> Json:
+    if UNUSABLE:
+        return {"error": "Unusable", "text": UNUSABLE}
     with _locked(), contextlib.closing(Tables(family)) as tables:
         listing = _listing(tables, family)
         if "steps" not in question:
             return listing
         if question["digest"] != listing["digest"]:
             return {"error": "Stale", "text": "our chains changed since they were looked at"}
+        if question["steps"] != [["drop"]]:
+            _try(family)
         for name, due in _commits(question["steps"], family):
             for step, *details in due:
                 _STEPS[step](tables[name], family, *details)
@@ -239,16 +263,41 @@ def _insert(table: Any, family: str, name: str, place: int, rule: Json) -> None:
     iptc.Chain(table, name).insert_rule(_encoded(rule, family), place)
 
 
+@cache
+def _try(family: str) -> None:
+    """Whether rules can be written at all, before a first one is."""
+    try:
+        _encoded(SAMPLE | {"target": {"DNAT": {"to-destination": TO[family]}}}, family)
+    except iptc.IPTCError as error:
+        raise Unfit(f"{_version()} ({error})") from error
+
+
 def _encoded(rule: Json, family: str) -> Any:
     """python-iptables leaves out, without a word, what it cannot encode: a rule without one of its
     conditions would take everything."""
     made = iptc.easy.encode_iptc_rule(dict(rule), ipv6=family == "ip6")
     back = _plain(iptc.easy.decode_iptc_rule(made, ipv6=family == "ip6"))
     ends = ("src", "dst")  # which come back with a prefix
-    shown = {key: ip_interface(value) if key in ends else value for key, value in back.items()}
-    if shown != {key: ip_interface(value) if key in ends else value for key, value in rule.items()}:
-        raise iptc.IPTCError(f"can't encode {rule}: it became {back}")
+    shown, asked = (
+        {key: ip_interface(value) if key in ends else value for key, value in one.items()}
+        for one in (back, rule)
+    )
+    for key in asked | shown:
+        if shown.get(key) != asked.get(key):
+            became = back.get(key)
+            raise iptc.IPTCError(f"can't encode {key} {rule.get(key)}: it became {became}")
     return made
+
+
+def _version() -> str:
+    """What iptables says of itself: iptables v1.8.9."""
+    try:
+        said = subprocess.check_output(  # noqa: S603 - a constant path
+            [IPTABLES, "--version"], timeout=LOCK_PATIENCE, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "iptables"
+    return b" ".join(said.split()[:2]).decode(errors="replace")
 
 
 def _drop(table: Any, _family: str) -> None:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from agent.errors import BackendMissing, Failure, NoNamespace
 from agent.kernel import counters, rtnetlink, sysctl
 from agent.kernel import netns as namespaces
-from agent.kernel.backends import AUTO, IPTABLES, NFTABLES, Workers, chosen, legacy_is_live
+from agent.kernel.backends import ASKED, AUTO, IPTABLES, NFTABLES, Workers, chosen, legacy_is_live
 from agent.kernel.conntrack import Conntrack, is_idle, tracked
 from agent.kernel.events import Events
 from agent.kernel.iptables import require
@@ -39,6 +39,7 @@ from rules.publish import Node
 from rules.values import replace
 
 MOST_TO_CLOSE = 32  # sockets and contexts that wait for it: each is memory, and keeps its namespace
+SERVICES = "Services are always published with nftables"
 KUBELET_ROOT = "/var/lib/kubelet"
 
 
@@ -114,7 +115,8 @@ class LiveNamespace:
         self._descriptor = descriptor
         self._later, self._turns = later, turns
         with self._inside():
-            self._backends = chosen(backend, descriptor, workers, known)
+            why = SERVICES if netns == NODE else ASKED
+            self._backends = chosen(backend, descriptor, workers, known, why)
         self.backend, self.reason = self._backends.name, self._backends.reason
         self._conntrack: Conntrack | None = None
         self._due: list[Plan] = []  # whose flows are to be forgotten after the next whole commit

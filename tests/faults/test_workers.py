@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -408,6 +409,115 @@ def test_without_python_iptables_legacy_tables_stop_all_but_who_asks_for_nftable
             code=code,
         )
         assert ("pip install python-iptables" in done.stderr) == (code == 69)
+
+
+# --------------------------------------------------------------------- without the package iptables
+
+INSTALL = "Install Debian's package iptables, or use --backend nftables."
+WITHOUT_EXTENSIONS = """
+import os, subprocess, sys
+from pathlib import Path
+room, *command = sys.argv[1:]
+folder = Path(os.environ["EXTENSIONS"])
+subprocess.run(["mount", "-t", "tmpfs", "none", room], check=True)
+for name in ("upper", "work"):
+    Path(room, name).mkdir()
+layers = f"lowerdir={folder.parent},upperdir={room}/upper,workdir={room}/work"
+subprocess.run(["mount", "-t", "overlay", "-o", layers, "none", folder.parent], check=True)
+subprocess.run(["rm", "-r", folder], check=True)
+os.execv(sys.executable, [sys.executable, "-m", "agent.entry", *command])
+"""
+
+
+def extensions() -> Path:
+    found = sorted(Path("/usr/lib").glob("*/xtables")) or [Path("/usr/lib/xtables")]
+    return found[0]
+
+
+def without_the_package(
+    room: Path, *words: str, netns: str, code: int
+) -> subprocess.CompletedProcess[str]:
+    """The command where there are no extensions of iptables: in mounts of its own, so that nobody
+    else misses them."""
+    done = run(
+        *("unshare", "--mount", "--propagation", "private"),
+        *(sys.executable, "-c", WITHOUT_EXTENSIONS, str(room), *words),
+        stdin=manifest(netns, "22"),
+        environment={"EXTENSIONS": str(extensions())},
+        code=code,
+    )
+    assert "Traceback" not in done.stderr
+    return done
+
+
+SAYING = {
+    "plan": ("plan", "-f", "-"),
+    "apply": ("apply", "--yes", "-f", "-"),
+    "show": ("show", "--netns", "{}"),
+    "clear": ("clear", "--yes", "--netns", "{}"),
+}
+
+
+@pytest.mark.parametrize("words", SAYING.values(), ids=SAYING)
+def test_without_the_package_iptables_the_command_says_what_to_install(
+    netns: str, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    legacy(netns, "-A PREROUTING -s 203.0.113.7 -j ACCEPT", families=[Family.IP])
+    before = uncounted(netns)
+    command = [word.format(netns) for word in words]
+    for backend in ("auto", IPTABLES):
+        asking = (*command, "--backend", backend)
+        done = without_the_package(tmp_path, *asking, netns=netns, code=69)
+        assert INSTALL in done.stderr
+    assert uncounted(netns) == before
+
+
+def test_without_the_package_iptables_who_asks_for_nftables_gets_it(
+    netns: str, tmp_path: Path
+) -> None:
+    legacy(netns, "-A PREROUTING -s 203.0.113.7 -j ACCEPT", families=[Family.IP])
+    said = {}
+    for name, words in SAYING.items():
+        command = [*(word.format(netns) for word in words), "--backend", "nftables"]
+        said[name] = without_the_package(tmp_path, *command, netns=netns, code=0).stdout
+    assert "(nftables: asked for; the legacy tables cannot be read)" in said["show"]
+    assert "tcp 22" in said["show"].lower()
+    assert "portranger" not in within(netns, "nft", "list", "tables")
+    assert "203.0.113.7" in saved(netns)
+
+
+# ------------------------------------------------------ with an iptables that is new to the library
+
+LOSING = f'mount -t tmpfs none {extensions()} && exec "$0" "$@"'
+
+
+def losing(*words: str, netns: str, code: int) -> str:
+    """What the command says where python-iptables loses the ports of a rule without a word. With
+    iptables 1.8.11 version 1.2 does; with an older one, if there is nothing where it looks."""
+    done = run(
+        *("unshare", "--mount", "--propagation", "private", "sh", "-c", LOSING),
+        *(sys.executable, "-m", "agent.entry", *words, "--backend", IPTABLES),
+        stdin=manifest(netns, "22"),
+        code=code,
+    )
+    return done.stderr
+
+
+def test_where_python_iptables_loses_ports_no_rule_is_written(netns: str) -> None:
+    applied(netns, DESKTOP)
+    before = uncounted(netns)
+    said = losing("apply", "--yes", "-f", "-", netns=netns, code=69)
+    assert uncounted(netns) == before
+    assert re.search(
+        r"this machine's iptables v[\d.]+ \(can't encode tcp .*: it became None\)", said
+    )
+    assert said.endswith("no rule was written. Use --backend nftables.\n")
+
+
+def test_where_python_iptables_loses_ports_ours_still_go(netns: str) -> None:
+    applied(netns, DESKTOP)
+    losing("clear", "--yes", "--netns", netns, netns=netns, code=0)
+    assert "PORTRANGER" not in saved(netns)
 
 
 # -------------------------------------------------------------------------- others at the tables

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -184,6 +185,12 @@ def test_the_reason_is_told_by_plan_and_show(netns: str) -> None:
     assert len(one["rules"]) == len(observed(netns).live)
     asked = portranger("plan", "-v", "--backend", NFTABLES, "-f", "-", stdin=manifest(netns, "22"))
     assert f"namespace {netns}: {NFTABLES} (asked for)" in asked.stdout
+
+
+def test_the_node_has_nftables_for_its_services_though_nobody_asked() -> None:
+    with pod() as name:
+        shown = within(name, sys.executable, "-m", "agent.entry", "show", "--netns", "node:self")
+    assert "namespace node:self (nftables: Services are always published with nftables)" in shown
 
 
 # ----------------------------------------------------------------------- from one to the other

@@ -153,6 +153,24 @@ def test_an_error_is_an_answer_and_the_worker_stays(descriptor: int) -> None:
     worker.stop()
 
 
+def test_a_worker_without_the_package_is_replaced_after_a_while(
+    descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = playing(ERROR.replace("IPTCError", "Unusable"))
+    before = children()
+    with pytest.raises(BackendMissing, match="Install Debian's package iptables"):
+        worker.ask(descriptor, {})
+    assert children() != before, "each look would start one"
+    worker.stop()
+    monkeypatch.setattr(iptables, "PAUSE", 0.0)
+    with pytest.raises(BackendMissing):
+        worker.ask(descriptor, {})
+    assert children() == before
+    worker._command = playing(WELL)._command  # somebody has installed it
+    assert worker.ask(descriptor, {})["family"] == "ip"
+    worker.stop()
+
+
 def test_a_worker_that_died_between_two_questions_is_replaced(descriptor: int) -> None:
     once = LISTEN + SAY + "say(b'{}')"
     worker = playing(once)
@@ -204,6 +222,14 @@ def test_without_python_iptables_no_worker_starts(
         ("PermissionError", "[Errno 1] Operation not permitted", NotPermitted),
         ("IPTCError", "can't initialize nat: b'Table does not exist'", BackendMissing),
         ("XTablesError", "xtables version not found", BackendMissing),
+        ("Unusable", "can't find directory with extensions", BackendMissing),
+        ("Unusable", "[Errno 13] Permission denied: '/sbin/ldconfig'", BackendMissing),
+        ("XTablesError", "can't find match tcp", BackendMissing),
+        (
+            "Unfit",
+            "iptables v1.8.11 (can't encode tcp {'dport': '22'}: it became None)",
+            BackendMissing,
+        ),
         ("ModuleNotFoundError", "No module named 'iptc'", BackendMissing),
         ("IPTCError", "can't commit: b'Invalid argument'", Failure),
     ],
