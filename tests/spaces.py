@@ -165,6 +165,7 @@ def emptied(netns: str) -> str:
         for name in ("ipv4.ip_forward", "ipv4.conf.k6t-eth0.route_localnet"):
             sysctl.write(f"net.{name}", "0")
         sysctl.write("net.ipv6.conf.all.forwarding", "0")
+        sysctl.write("net.netfilter.nf_conntrack_tcp_loose", "1")
     return netns
 
 
