@@ -45,6 +45,12 @@ class Forgotten(Value, kw_only=True):
     answerer: Address | None
     destination: Address | None = None  # or any of its own
     endpoints: frozenset[Address] = frozenset()
+    shut: tuple[PortRange, ...] = ()  # of these, for UDP: those that nobody has now
+
+    def shuts(self, flow: Flow) -> bool:
+        """Whether nobody has the port of such a flow now, but its guest could go on with it: of UDP
+        nobody can tell an answer from a beginning."""
+        return any(flow.port in ports for ports in self.shut)
 
     def holds(self, flow: Flow, own: Set[Address]) -> bool:
         """Whether the flow is one of them, in a namespace with these addresses of its own."""
@@ -120,7 +126,16 @@ def forgotten(plan: Plan) -> tuple[Forgotten | Forbidden, ...]:
     }
     stays = _ways(_meeting((live.rule for live in plan.unchanged), taken.values()))
     found = [
-        Forgotten(family=way[0], protocol=way[1], ports=gone, answerer=way[2], destination=way[4])
+        Forgotten(
+            family=way[0],
+            protocol=way[1],
+            ports=gone,
+            answerer=way[2],
+            destination=way[4],
+            shut=_shut(way[1], gone, [*_at(new, way[0], None), *_at(stays, way[0], None)])
+            if way[4] is None
+            else (),
+        )
         for way, ports in taken.items()
         if (gone := subtract(ports, stays.get(way, [])))
     ]
@@ -223,11 +238,23 @@ def _strays(ways: dict[_Way, list[PortRange]]) -> list[Forgotten]:
     """The flows to guests that none of these ways is for."""
     guests = {(family, to) for family, _, to, *_ in ways}
     return [
-        Forgotten(family=family, protocol=protocol, ports=gone, answerer=guest)
+        Forgotten(
+            family=family,
+            protocol=protocol,
+            ports=gone,
+            answerer=guest,
+            shut=_shut(protocol, gone, _at(ways, family, None)),
+        )
         for family, guest in guests
         for protocol in FORWARDED
         if (gone := subtract([ALL_PORTS], _to(ways, family, protocol, guest)))
     ]
+
+
+def _shut(
+    protocol: Protocol | None, gone: Iterable[PortRange], held: Iterable[PortRange]
+) -> tuple[PortRange, ...]:
+    return subtract(gone, held) if protocol is Protocol.UDP else ()
 
 
 def _to(

@@ -14,9 +14,9 @@ from rules.load import Tracked, Tracking, Way
 from rules.model import Address, Family
 
 NETLINK_NETFILTER = 12
-CT_GET, CT_DELETE = (1 << 8) | 1, (1 << 8) | 2  # of the subsystem ctnetlink
+CT_NEW, CT_GET, CT_DELETE = (1 << 8) | 0, (1 << 8) | 1, (1 << 8) | 2  # of ctnetlink
 CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_ID, CTA_ZONE = 1, 2, 12, 18
-CTA_STATUS, CTA_STATUS_MASK, CTA_PROTOINFO = 3, 26, 4
+CTA_STATUS, CTA_STATUS_MASK, CTA_PROTOINFO, CTA_TIMEOUT = 3, 26, 4, 7
 CTA_COUNTERS = (9, 10)  # of both directions
 CTA_COUNTERS_PACKETS, CTA_COUNTERS_BYTES = 1, 2
 CTA_PROTOINFO_TCP, CTA_PROTOINFO_TCP_STATE = 1, 1
@@ -29,6 +29,9 @@ CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT = 1, 2, 3
 VERSIONS = {Family.IP: socket.AF_INET, Family.IP6: socket.AF_INET6}
 FAMILIES = {int(version): family for family, version in VERSIONS.items()}
 MOST_FLOWS = 1 << 18  # that a kernel tracks, if nobody tells it otherwise
+ATTEMPTS = 5  # to be faster than a guest that never rests
+CREATE = 0x600  # NLM_F_CREATE and NLM_F_EXCL
+BARRED = 600  # seconds
 COUNT = "net.netfilter.nf_conntrack_count"
 ACCOUNTING = "net.netfilter.nf_conntrack_acct"
 
@@ -44,11 +47,14 @@ class Conntrack:
         """Forget these flows of a namespace with these addresses, all in one pass; returns how
         many there were."""
         signs, untranslated = _signs(due)
-        return sum(
-            _delete(self._netlink, flow.family, entry)
-            for flow, entry in list(_flows(self._netlink, signs, untranslated=untranslated))
-            if any(one.holds(flow, own) for one in due)
-        )
+        count = 0
+        for flow, entry in list(_flows(self._netlink, signs, untranslated=untranslated)):
+            holding = [one for one in due if one.holds(flow, own)]
+            if holding:
+                count += _delete(self._netlink, flow.family, entry)
+            if any(isinstance(one, Forgotten) and one.shuts(flow) for one in holding):
+                _bar(self._netlink, flow.family, entry)
+        return count
 
     def close(self) -> None:
         self._netlink.close()
@@ -203,6 +209,43 @@ def _delete(netlink: socket.socket, family: Family, entry: Attributes) -> int:
         ask(netlink, CT_DELETE, NLM_F_ACK, _header(family) + body, "=BBH")
         return 1
     return 0
+
+
+def _bar(netlink: socket.socket, family: Family, entry: Attributes) -> None:
+    """In the place of a flow that was forgotten comes one that was never translated. What its guest
+    says from then on gets another port from the source NAT, and means nothing to who sent to the
+    old one."""
+    place = b"".join(
+        attribute(kind, entry[kind], nested=kind == CTA_TUPLE_ORIG)
+        for kind in (CTA_TUPLE_ORIG, CTA_ZONE)
+        if kind in entry
+    )
+    back = attribute(CTA_TUPLE_REPLY, _turned(family, entry[CTA_TUPLE_ORIG]), nested=True)
+    body = place + back + attribute(CTA_TIMEOUT, BARRED.to_bytes(4, "big"))
+    for _ in range(ATTEMPTS):
+        with contextlib.suppress(FileExistsError):
+            ask(netlink, CT_NEW, NLM_F_ACK | CREATE, _header(family) + body, "=BBH")
+            return
+        # Who was faster: the sender, whose flow does just as well, or the guest.
+        with contextlib.suppress(FileNotFoundError):
+            [(_, other)] = ask(netlink, CT_GET, 0, _header(family) + place, "=BBH")
+            if other.get(CTA_TUPLE_ORIG) == entry[CTA_TUPLE_ORIG]:
+                return
+            _delete(netlink, family, other)
+
+
+def _turned(family: Family, original: bytes) -> bytes:
+    """The tuple of the answers to a flow that nobody translates."""
+    there = attributes(original)
+    addresses, protocol = _nested(there, CTA_TUPLE_IP), _nested(there, CTA_TUPLE_PROTO)
+    source, destination = CTA_IP_SRC[family], CTA_IP_DST[family]
+    turned = attribute(source, addresses[destination]) + attribute(destination, addresses[source])
+    ports = attribute(CTA_PROTO_NUM, protocol[CTA_PROTO_NUM])
+    ports += attribute(CTA_PROTO_SRC_PORT, protocol[CTA_PROTO_DST_PORT])
+    ports += attribute(CTA_PROTO_DST_PORT, protocol[CTA_PROTO_SRC_PORT])
+    return attribute(CTA_TUPLE_IP, turned, nested=True) + attribute(
+        CTA_TUPLE_PROTO, ports, nested=True
+    )
 
 
 def _header(family: Family) -> bytes:

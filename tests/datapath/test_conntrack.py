@@ -1,14 +1,17 @@
 """With packets: what a change takes away is closed for open flows too, and nothing else is."""
 
+import contextlib
 import os
 import socket
+import time
 from collections.abc import Iterator
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 
 from agent.kernel.kinds import Namespace
-from agent.kernel.lab import CLIENT, POD, Lab, built
+from agent.kernel.lab import CLIENT, GUEST, POD, Lab, built
 from agent.kernel.live import LiveKernel
 from agent.kernel.probe import asks, connected, echoing
 from agent.reconcile import converge
@@ -87,6 +90,61 @@ def test_a_connection_that_never_rests_is_cut_as_well(place: tuple[Lab, Namespac
             serve(namespace, 5000, 8000)
             assert cut.wait(5)
             talking.join(5)
+
+
+@pytest.mark.parametrize("family", [0, 1], ids=["IPv4", "IPv6"])
+def test_a_guest_that_sends_by_itself_does_not_keep_its_port_open(
+    place: tuple[Lab, Namespace], family: int
+) -> None:
+    """As a phone does: without being asked, a hundred times a second."""
+    lab, namespace = place
+    address = GUEST[family].ip
+    with lab.socket(lab.guest, Family.of(address), socket.SOCK_DGRAM) as guest:
+        guest.bind((str(address), 7777))
+        guest.settimeout(2)
+        for _ in range(3):
+            serve(namespace, 8000, 8000)
+            with connected(lab, lab.client, POD[family].ip, Protocol.UDP, 7777) as flow:
+                flow.send(b"ring")
+                _, peer = guest.recvfrom(100)
+                over = Event()
+                calling = Thread(target=call, args=[guest, peer, over])
+                calling.start()
+                try:
+                    flow.settimeout(1)
+                    assert flow.recv(100) == b"media"
+                    serve(namespace, 8000, 5000)
+                    assert is_silent(flow)
+                    flow.send(b"are you there")
+                    assert is_silent(flow)
+                finally:
+                    over.set()
+                    calling.join(5)
+                serve(namespace, 8000, 8000)
+                flow.send(b"again")
+                assert guest.recv(100) == b"again", "opened again at once"
+
+
+def call(guest: socket.socket, peer: Any, over: Event) -> None:
+    for _ in range(3000):
+        if over.wait(0.01):
+            return
+        guest.sendto(b"media", peer)
+
+
+def is_silent(flow: socket.socket) -> bool:
+    """Whether nothing comes but what was on its way."""
+    deadline = time.monotonic() + 0.3
+    while time.monotonic() < deadline:
+        flow.settimeout(0.1)
+        with contextlib.suppress(OSError):
+            flow.recv(100)
+    flow.settimeout(0.3)
+    try:
+        flow.recv(100)
+    except OSError:
+        return True
+    return False
 
 
 def talk(flow: socket.socket, cut: Event) -> None:

@@ -114,7 +114,7 @@ def test_without_any_the_ways_to_name_one_are_told() -> None:
     with pytest.raises(BadConfiguration, match="no API server is known") as raised:
         load("", {"KUBECONFIG": "/nowhere/a:/nowhere/b"})
     assert "/nowhere/a, /nowhere/b" in str(raised.value)
-    assert "Set $KUBECONFIG, or kubeconfig below [kubernetes]" in str(raised.value)
+    assert "Set $KUBECONFIG, or name one" in str(raised.value)
 
 
 @pytest.mark.parametrize(
