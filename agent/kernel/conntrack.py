@@ -21,7 +21,9 @@ CTA_COUNTERS = (9, 10)  # of both directions
 CTA_COUNTERS_PACKETS, CTA_COUNTERS_BYTES = 1, 2
 CTA_PROTOINFO_TCP, CTA_PROTOINFO_TCP_STATE = 1, 1
 TCP_OVER = (7, 8)  # TIME_WAIT and CLOSE
-SEEN_REPLY, TRANSLATED = 1 << 1, 1 << 5  # bits of the status; the second: to another address
+# Bits of the status; the second: to another address.
+SEEN_REPLY, TRANSLATED = 1 << 1, 1 << 5
+LASTING = 1 << 3 | 1 << 10  # confirmed, as what is written always is, and with a fixed timeout
 CTA_TUPLE_IP, CTA_TUPLE_PROTO = 1, 2
 CTA_IP_SRC = {Family.IP: 1, Family.IP6: 3}
 CTA_IP_DST = {Family.IP: 2, Family.IP6: 4}
@@ -53,7 +55,8 @@ class Conntrack:
             if holding:
                 count += _delete(self._netlink, flow.family, entry)
             if any(isinstance(one, Forgotten) and one.shuts(flow) for one in holding):
-                _bar(self._netlink, flow.family, entry)
+                with contextlib.suppress(OSError):  # where a kernel refuses, it is still forgotten
+                    _bar(self._netlink, flow.family, entry)
         return count
 
     def close(self) -> None:
@@ -221,7 +224,9 @@ def _bar(netlink: socket.socket, family: Family, entry: Attributes) -> None:
         if kind in entry
     )
     back = attribute(CTA_TUPLE_REPLY, _turned(family, entry[CTA_TUPLE_ORIG]), nested=True)
-    body = place + back + attribute(CTA_TIMEOUT, BARRED.to_bytes(4, "big"))
+    lasting = attribute(CTA_TIMEOUT, BARRED.to_bytes(4, "big"))
+    lasting += attribute(CTA_STATUS, LASTING.to_bytes(4, "big"))  # whoever sends meanwhile
+    body = place + back + lasting
     for _ in range(ATTEMPTS):
         with contextlib.suppress(FileExistsError):
             ask(netlink, CT_NEW, NLM_F_ACK | CREATE, _header(family) + body, "=BBH")

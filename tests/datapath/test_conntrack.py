@@ -17,7 +17,7 @@ from agent.kernel.probe import asks, connected, echoing
 from agent.reconcile import converge
 from rules.desired import desire
 from rules.model import FORWARDED, Address, Family, Protocol
-from tests.spaces import vm
+from tests.spaces import vm, within
 
 PORTS = (1500, 7000)
 
@@ -117,12 +117,21 @@ def test_a_guest_that_sends_by_itself_does_not_keep_its_port_open(
                     assert is_silent(flow)
                     flow.send(b"are you there")
                     assert is_silent(flow)
+                    assert lasting(lab, 7777) > 500, "whoever sends meanwhile"
                 finally:
                     over.set()
                     calling.join(5)
                 serve(namespace, 8000, 8000)
                 flow.send(b"again")
                 assert guest.recv(100) == b"again", "opened again at once"
+
+
+def lasting(lab: Lab, port: int) -> int:
+    """The seconds that what is in the place of a flow to this port of the pod will last."""
+    listed = within(lab.pod, "conntrack", "-L", "-p", "udp", "--orig-port-dst", str(port))
+    listed += within(lab.pod, "conntrack", "-L", "-f", "ipv6", "-p", "udp")
+    lines = [line.split() for line in listed.splitlines() if f"dport={port} " in line]
+    return max(int(words[2]) for words in lines)
 
 
 def call(guest: socket.socket, peer: Any, over: Event) -> None:

@@ -120,6 +120,36 @@ def test_what_is_forgotten(  # noqa: PLR0913, PLR0917 - a table
     assert cut(before, after, port, protocol, answerer) is expected
 
 
+U = Protocol.UDP
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shut"),
+    [
+        pytest.param([rule(1, 9, U)], [], ["1-9"], id="nobody has them now"),
+        pytest.param([rule(1, 9, U)], [rule(1, 5, U)], ["6-9"], id="some are left"),
+        pytest.param([rule(1, 9, U)], [rule(1, 9, U, OTHER)], [], id="they moved"),
+        pytest.param([rule(1, 9, U)], [rule(3, 4, U, OTHER)], ["1-2", "5-9"], id="some moved"),
+        pytest.param([rule(1, 9, U)], [EVERYTHING], [], id="all are forwarded now"),
+        pytest.param([rule(1, 9)], [], [], id="TCP begins with a SYN"),
+        pytest.param(
+            [rule(1, 9, U), rule(5, 9, U, OTHER)],
+            [rule(5, 9, U, OTHER)],
+            ["1-4"],
+            id="somebody else had some of them all along",
+        ),
+        pytest.param([replace(rule(1, 9, U), destination=POD)], [], [], id="published on the node"),
+    ],
+)
+def test_closed_is_what_nobody_has_now(
+    before: list[Rule], after: list[Rule], shut: list[str]
+) -> None:
+    live = tuple(Live(one, place) for place, one in enumerate(before))
+    plan = diff("x", Desired(rules=frozenset(after)), Observed(live=live, table=True))
+    found = [one for one in forgotten(plan) if isinstance(one, Forgotten)]
+    assert [str(ports) for one in found for ports in one.shut] == shut
+
+
 def test_a_flow_of_the_other_family_stays() -> None:
     plan = diff("x", Desired(), Observed(live=(Live(rule(1, 9), 0),), table=True))
     flow = Flow(family=Family.IP6, protocol=TCP, port=3, destination=POD, answerer=GUEST)
