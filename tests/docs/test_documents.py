@@ -113,5 +113,15 @@ def test_every_example_of_operations_prints_what_the_page_says() -> None:
     assert rendered(OPERATIONS.read_text()) == OPERATIONS.read_text()
 
 
+def test_the_map_names_every_module() -> None:
+    page = (DOCS / "architecture.md").read_text()
+    named = set(re.findall(r"`(\w+)`", page[page.index("The modules, in the order") :]))
+    folders = (ROOT / "agent", ROOT / "rules")
+    modules = {path.stem for folder in folders for path in folder.rglob("*.py")} - {"__init__"}
+    own = {path.stem for path in (ROOT / "agent/page").glob("*.py")}
+    own |= {path.stem for path in (ROOT / "agent/commands").glob("*.py")}
+    assert modules - named - own == set()
+
+
 if __name__ == "__main__":
     OPERATIONS.write_text(rendered(OPERATIONS.read_text()))
