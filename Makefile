@@ -16,8 +16,8 @@ BIN := $(VENV)/bin
 # python-iptables is built from source.
 PYTHON_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev
 RUNTIME_PACKAGES := $(PYTHON_PACKAGES) libnftables1 iproute2
-VM_PACKAGES := qemu-system-x86
-TEST_PACKAGES := $(RUNTIME_PACKAGES) procps nftables conntrack iptables debootstrap systemd-container podman openssl curl python3-pyftpdlib chromium chromium-driver zsh fish bash-completion mandoc man-db $(VM_PACKAGES)
+VM_PACKAGES := procps qemu-system-x86
+TEST_PACKAGES := $(RUNTIME_PACKAGES) nftables conntrack iptables debootstrap systemd-container podman openssl curl python3-pyftpdlib chromium chromium-driver zsh fish bash-completion mandoc man-db $(VM_PACKAGES)
 
 # Where `make install` puts things. DESTDIR comes before every path, and no installed file names it.
 PREFIX ?= /usr/local
@@ -238,6 +238,7 @@ present() {
         libnftables1) grep libnftables.so.1 <<<"$$(ldconfig -p)" ;;
         iproute2) command -v ip ;;
         nftables) command -v nft ;;
+        procps) command -v sysctl ;;
         qemu-system-x86) command -v qemu-system-x86_64 ;;
         systemd-container) command -v systemd-nspawn ;;
         netavark) command -v netavark || test -x /usr/lib/podman/netavark ;;
