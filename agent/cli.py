@@ -1,6 +1,7 @@
 """The command line: options in, exit codes out. What a command does is in agent.commands."""
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -76,6 +77,7 @@ def _confirm(yes: bool) -> Callable[[str], bool]:
     def ask(question: str) -> bool:
         if yes:
             return True
+        sys.stdout.flush()  # what is asked about comes first, also where both go to one file
         try:
             return bool(click.confirm(question, err=True))
         except click.exceptions.Abort:

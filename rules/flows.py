@@ -32,6 +32,8 @@ class Flow(Value, kw_only=True):
     answerer: Address
     sender: Address | None = None
     answering_port: int = 0  # where it was translated to
+    sending_port: int = 0
+    answered_port: int = 0  # where the answers go: another one, where that was taken
 
 
 class Forgotten(Value, kw_only=True):
@@ -79,6 +81,23 @@ class Forgotten(Value, kw_only=True):
         return flow.answerer not in self.endpoints and not own
 
 
+class Displaced(Value, kw_only=True):
+    """Flows that a guest began from these UDP ports while somebody else had them, so that it is
+    seen at another. They would keep those who sent to its ports before from being heard as such."""
+
+    family: Family
+    guest: Address
+    ports: tuple[PortRange, ...]
+
+    def holds(self, flow: Flow, own: Set[Address]) -> bool:  # noqa: ARG002 - as the others
+        return (
+            flow.sender == self.guest
+            and flow.protocol == NUMBERS[Protocol.UDP]
+            and flow.sending_port != flow.answered_port
+            and any(flow.sending_port in ports for ports in self.ports)
+        )
+
+
 class Forbidden(Value, kw_only=True):
     """Flows of a machine, in one direction, that no rule would let begin now."""
 
@@ -115,7 +134,10 @@ TRANSLATING = (Chain.PREROUTING, Chain.OUTPUT)
 _Way = tuple[Family, Protocol | None, Address | None, int | None, Address | None]
 
 
-def forgotten(plan: Plan) -> tuple[Forgotten | Forbidden, ...]:
+Due = Forgotten | Forbidden | Displaced
+
+
+def forgotten(plan: Plan) -> tuple[Due, ...]:
     """What a plan takes away or points elsewhere, what would shadow its new UDP ports, and what it
     forbids."""
     gone_rules = [*plan.remove, *plan.leftovers, *(live for live, _ in plan.change)]
@@ -144,10 +166,16 @@ def forgotten(plan: Plan) -> tuple[Forgotten | Forbidden, ...]:
         for (family, protocol, _, _, at), ports in new.items()
         if protocol is Protocol.UDP and (fresh := subtract(ports, _at(before, family, at)))
     ]
+    displaced = [
+        Displaced(family=family, guest=guest, ports=fresh)
+        for (family, protocol, guest, shift, at), ports in new.items()
+        if protocol is Protocol.UDP and guest is not None and shift is None and at is None
+        if (fresh := subtract(ports, before.get((family, protocol, guest, shift, at), [])))
+    ]
     if any(rule.guards and rule.chain in TRANSLATING for rule in plan.add):
         stay = [live.rule for live in plan.unchanged]
         found += _strays(_ways([*stay, *plan.add, *(rule for _, rule in plan.change)]))
-    return (*found, *_forbidden(plan))
+    return (*found, *displaced, *_forbidden(plan))
 
 
 def _forbidden(plan: Plan) -> list[Forbidden]:

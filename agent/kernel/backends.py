@@ -92,7 +92,7 @@ def chosen(
     if asked == NFTABLES:
         return _with_usable(legacy, why, modern)
     if ours:
-        return Backends(NFTABLES, "our table is there", modern, legacy)
+        return _with_usable(legacy, "our table is there", modern)
     if modern.kubevirt:
         reason = "KubeVirt's own chains are there, and ours must come before them"
         return _with_usable(legacy, reason, modern)
@@ -119,8 +119,8 @@ def _words(path: str) -> list[str]:
 
 
 def _with_usable(legacy: Iptables | None, reason: str, modern: Nftables) -> Backends:
-    """nftables, with the legacy tables where they can be asked. Only who must have nftables may go
-    on without: otherwise rules of ours could stay in there unseen."""
+    """nftables, with the legacy tables where they can be asked. Only who must have nftables, or has
+    it already, may go on without: otherwise rules of ours could stay in there unseen."""
     try:
         if legacy is not None:
             legacy.observe()

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 
 from agent.kernel import sysctl
 from agent.kernel.netlink import NLM_F_ACK, NLM_F_DUMP, Attributes, ask, attribute, attributes
-from rules.flows import Flow, Forbidden, Forgotten
+from rules.flows import Displaced, Due, Flow, Forbidden, Forgotten
 from rules.load import Tracked, Tracking, Way
 from rules.model import Address, Family
 
@@ -45,7 +45,7 @@ class Conntrack:
     def __init__(self) -> None:
         self._netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
 
-    def forget(self, due: Sequence[Forgotten | Forbidden], own: Set[Address]) -> int:
+    def forget(self, due: Sequence[Due], own: Set[Address]) -> int:
         """Forget these flows of a namespace with these addresses, all in one pass; returns how
         many there were."""
         signs, untranslated = _signs(due)
@@ -132,13 +132,13 @@ def _counted(entry: Attributes) -> tuple[int, int] | None:
     return packets, octets
 
 
-def _signs(due: Sequence[Forgotten | Forbidden]) -> tuple[list[bytes], bool]:
+def _signs(due: Sequence[Due]) -> tuple[list[bytes], bool]:
     """The addresses one of which a flow must have, or be untranslated, to be one of these; no
     address: it may have any. Nodes have a hundred thousand flows, and few are meant."""
     found: set[bytes] = set()
     untranslated = False
     for one in due:
-        if isinstance(one, Forbidden):
+        if isinstance(one, (Forbidden, Displaced)):
             found.add(one.guest.packed)
         elif one.answerer is not None:
             found.add(one.answerer.packed)
@@ -187,6 +187,8 @@ def flow_of(header: Sequence[int], entry: Attributes) -> Flow | None:
             answerer=ip_address(_nested(reply, CTA_TUPLE_IP)[CTA_IP_SRC[family]]),
             sender=ip_address(_nested(original, CTA_TUPLE_IP)[CTA_IP_SRC[family]]),
             answering_port=_port(_nested(reply, CTA_TUPLE_PROTO), CTA_PROTO_SRC_PORT),
+            sending_port=_port(protocol, CTA_PROTO_SRC_PORT),
+            answered_port=_port(_nested(reply, CTA_TUPLE_PROTO), CTA_PROTO_DST_PORT),
         )
     except (LookupError, ValueError):
         return None

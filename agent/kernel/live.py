@@ -19,7 +19,7 @@ from agent.kernel.nftables import Nftables, generation_of, kubevirt_in, netlink
 from agent.kernel.node import look
 from agent.kernel.pods import POD, Pods
 from agent.kernel.turns import Turns
-from rules.flows import Forbidden, Forgotten, forbidden, forgotten, unmade
+from rules.flows import Due, forbidden, forgotten, unmade
 from rules.load import Tracking
 from rules.model import (
     NODE,
@@ -183,7 +183,7 @@ class LiveNamespace:
         filters = [rule for rule in rules if rule.chain is Chain.FORWARD]
         self._forget(lambda: [*unmade(rules), *forbidden(filters, sets)])
 
-    def _forget(self, due: Callable[[], Sequence[Forgotten | Forbidden]]) -> None:
+    def _forget(self, due: Callable[[], Sequence[Due]]) -> None:
         with self._inside():
             if is_idle():
                 return
@@ -217,7 +217,7 @@ class LiveNamespace:
 
 def _forget(
     conntrack: Conntrack,
-    due: Callable[[], Sequence[Forgotten | Forbidden]],
+    due: Callable[[], Sequence[Due]],
     own: Set[Address],
     netns: str,
 ) -> int:

@@ -118,12 +118,14 @@ def test_a_guest_that_sends_by_itself_does_not_keep_its_port_open(
                     flow.send(b"are you there")
                     assert is_silent(flow)
                     assert lasting(lab, 7777) > 500, "whoever sends meanwhile"
+                    serve(namespace, 8000, 8000)
+                    flow.send(b"again")
+                    assert guest.recvfrom(100) == (b"again", peer), "opened again at once"
+                    flow.settimeout(1)
+                    assert flow.recv(100) == b"media"
                 finally:
                     over.set()
                     calling.join(5)
-                serve(namespace, 8000, 8000)
-                flow.send(b"again")
-                assert guest.recv(100) == b"again", "opened again at once"
 
 
 def lasting(lab: Lab, port: int) -> int:

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 import pytest
 
 from rules.desired import STRICT, claimed, desire
-from rules.flows import Flow, Forbidden, Forgotten, forgotten, unmade
+from rules.flows import Due, Flow, forgotten, unmade
 from rules.manifests import read
 from rules.model import (
     Chain,
@@ -125,7 +125,7 @@ def flow(port: int, answerer: object = GUEST) -> Flow:
     )
 
 
-def held(found: tuple[Forgotten | Forbidden, ...], port: int) -> bool:
+def held(found: tuple[Due, ...], port: int) -> bool:
     return any(one.holds(flow(port), set()) for one in found)
 
 

@@ -150,6 +150,32 @@ def test_closed_is_what_nobody_has_now(
     assert [str(ports) for one in found for ports in one.shut] == shut
 
 
+@pytest.mark.parametrize(
+    ("sender", "sending", "answered", "expected"),
+    [
+        pytest.param(GUEST, 3, 40000, True, id="seen at another port"),
+        pytest.param(GUEST, 3, 3, False, id="seen at its own"),
+        pytest.param(GUEST, 30, 40000, False, id="from a port that is not opened"),
+        pytest.param(OTHER, 3, 40000, False, id="somebody else's"),
+    ],
+)
+def test_what_a_guest_began_from_a_port_that_opens_is_forgotten_where_it_lost_the_port(
+    sender: Address, sending: int, answered: int, expected: bool
+) -> None:
+    plan = diff("x", Desired(rules=frozenset({rule(1, 9, U)})), Observed(mapped={}))
+    flow = Flow(
+        family=Family.IP,
+        protocol=UDP,
+        port=5060,
+        destination=ELSEWHERE,
+        answerer=ELSEWHERE,
+        sender=sender,
+        sending_port=sending,
+        answered_port=answered,
+    )
+    assert any(one.holds(flow, {POD}) for one in forgotten(plan)) is expected
+
+
 def test_a_flow_of_the_other_family_stays() -> None:
     plan = diff("x", Desired(), Observed(live=(Live(rule(1, 9), 0),), table=True))
     flow = Flow(family=Family.IP6, protocol=TCP, port=3, destination=POD, answerer=GUEST)
