@@ -118,6 +118,7 @@ def test_new_flows_are_counted_between_two_tables(place: Lab) -> None:
             changed = next(line for line in tables if line[2] != "0")
             still = next(tables)
         child.terminate()
+        child.communicate(timeout=PATIENCE)  # or it would meet a pipe that nobody reads
     assert changed[0] == still[0] == "1"
     assert 0 < number(changed[2]) <= 5  # one in the fifth of a second, or a little longer
     assert still[2] == "0"
