@@ -8,10 +8,10 @@ from difflib import get_close_matches
 from agent.commands.common import BAD_MANIFEST, OK, intents, reported, say_notes, say_plans
 from agent.console import Console
 from agent.errors import Failure, NotPermitted
-from agent.sources.answers import Denied, Missing
+from agent.sources.answers import Denied, Missing, Object
 from agent.sources.api import Api
 from agent.sources.files import Snapshot
-from agent.sources.vmis import KIND, MOST_RANGES, Object, place, placed, trimmed
+from agent.sources.vmis import KIND, MOST_RANGES, place, placed, trimmed
 from rules.desired import desire
 from rules.manifests import read
 from rules.manifests.metadata import is_ours

@@ -17,7 +17,7 @@ from agent.backoff import Backoff
 from agent.errors import Failure
 from agent.sources.answers import Away, Denied, Missing, Refused
 from agent.sources.api import Api
-from agent.sources.vmis import Reference
+from agent.sources.told import Reference
 from rules.values import Value, replace
 
 COMPONENT = "portranger"

@@ -8,15 +8,15 @@ from the newest word, whatever else is wrong with it.
 from collections.abc import Callable, Mapping
 
 from agent.sources import files
+from agent.sources.answers import Object
 from agent.sources.granting import grant
 from agent.sources.meaning import Enough, Meaning, Progress
 from agent.sources.settled import settle
 from agent.sources.store import Store
+from agent.sources.told import Reference
 from agent.sources.vmis import (
     POD,
-    Object,
     Place,
-    Reference,
     Vmi,
     decoded,
     kept,

@@ -25,10 +25,8 @@ from agent.sources.listening import troubles
 from agent.sources.meaning import Enough, Meaning, Progress, Tiding
 from agent.sources.published import Published
 from agent.sources.store import Store
-from agent.sources.vmis import (
-    Reference,
-    Vmi,
-)
+from agent.sources.told import Reference
+from agent.sources.vmis import Vmi
 from rules.values import replace
 
 FOLD = 0.003  # seconds: what is told within so short a time is read together

@@ -18,8 +18,7 @@ from agent.sources.listening import Clock, Listener, Shelf, Subject, troubles
 from agent.sources.meaning import Progress
 from agent.sources.parties import NAMESPACES, PODS, Alike, Home, Wanted, Wards
 from agent.sources.policies import understood
-from agent.sources.told import Told
-from agent.sources.vmis import Reference
+from agent.sources.told import Reference, Told
 from rules.fences import Laws
 from rules.model import Machine
 from rules.policies import NetworkPolicy

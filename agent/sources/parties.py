@@ -9,8 +9,9 @@ from collections.abc import Hashable, Iterable, Mapping
 from ipaddress import ip_address
 from typing import TypeVar
 
+from agent.sources.answers import Object
 from agent.sources.told import mapping, mappings, some
-from agent.sources.vmis import FINAL, Object
+from agent.sources.vmis import FINAL
 from rules.manifests.metadata import is_elsewhere
 from rules.model import Address, Machine, Protocol
 from rules.policies import (

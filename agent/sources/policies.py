@@ -5,8 +5,9 @@ What cannot be understood still selects, and allows nothing: it was written to c
 
 from collections.abc import Mapping
 
+from agent.sources.answers import Object
 from agent.sources.told import IDENTITY, Told, named, some
-from agent.sources.vmis import Object, decoded
+from agent.sources.vmis import decoded
 from rules.manifests import read
 from rules.policies import NetworkPolicy, Selector
 from rules.problems import Problem

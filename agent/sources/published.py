@@ -18,8 +18,7 @@ from agent.sources.listening import FROM_CACHE, Clock, Listener, Shelf, Subject,
 from agent.sources.meaning import Progress
 from agent.sources.services import plain, understood
 from agent.sources.slices import Slice, endpoints, selector
-from agent.sources.told import Told
-from agent.sources.vmis import Reference
+from agent.sources.told import Reference, Told
 from rules.problems import Problem
 from rules.services import Endpoint, Service
 from rules.values import Value, replace

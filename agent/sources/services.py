@@ -6,8 +6,9 @@ A cluster has thousands; of one that has neither, no more is left than its name.
 
 from collections.abc import Mapping
 
+from agent.sources.answers import Object
 from agent.sources.told import IDENTITY, Told, mapping, mappings, named, some
-from agent.sources.vmis import Object, decoded
+from agent.sources.vmis import decoded
 from rules.manifests import read
 from rules.manifests.metadata import ENDS_PREFIX, PREFIX
 from rules.manifests.service import HEADLESS

@@ -5,9 +5,9 @@ those it names, as with kube-proxy, and what that makes of the Service's ports. 
 from collections.abc import Collection, Iterable, Mapping
 from ipaddress import ip_address
 
+from agent.sources.answers import Object
 from agent.sources.services import KIND as SERVICE
 from agent.sources.told import IDENTITY, mapping, mappings, some
-from agent.sources.vmis import Object
 from rules.manifests.metadata import is_elsewhere
 from rules.model import Address, Protocol
 from rules.ports import HIGHEST, LOWEST

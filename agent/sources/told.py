@@ -3,10 +3,21 @@
 import json
 from collections.abc import Iterable, Mapping
 
-from agent.sources.vmis import Object, Reference
+from agent.sources.answers import Object
 from rules.values import Value
 
 IDENTITY = ("namespace", "name", "uid", "resourceVersion")
+
+
+class Reference(Value, kw_only=True):
+    """Which object an event is about."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    api_version: str = "kubevirt.io/v1"
+    kind: str = "VirtualMachineInstance"
 
 
 class Told(Value, kw_only=True):

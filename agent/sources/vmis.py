@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
+from agent.sources.answers import Object
+from agent.sources.told import Reference, mapping, mappings, some
 from rules.manifests import read
 from rules.manifests.metadata import PORT_END, PORT_RANGES
 from rules.manifests.neighbours import INJECT
@@ -29,19 +31,6 @@ _MIGRATION = ("completed", "failed", "sourceNode", "targetNode")
 _INTERFACE = ("name", "podInterfaceName")
 _PORTS = ("ports", "portRanges")
 _UID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-Object = dict[str, object]
-
-
-class Reference(Value, kw_only=True):
-    """Which object an event is about."""
-
-    namespace: str
-    name: str
-    uid: str
-    resource_version: str
-    api_version: str = "kubevirt.io/v1"
-    kind: str = KIND
 
 
 class Vmi(Value, kw_only=True):
@@ -83,34 +72,34 @@ def trimmed(thing: Object) -> Object:
     that never more than one is there as a whole."""
     if thing.get("kind") != KIND or not isinstance(thing.get("metadata"), dict):
         return thing
-    metadata = _of(thing, "metadata")
-    annotations = _of(metadata, "annotations")
+    metadata = mapping(thing, "metadata")
+    annotations = mapping(metadata, "annotations")
     ours = {key: annotations[key] for key in annotations if _concerns_us(key)}
-    spec, status = _of(thing, "spec"), _of(thing, "status")
-    devices = _of(_of(spec, "domain"), "devices")
-    interfaces = [_without(one, _APPEARANCE) for one in _list(devices, "interfaces")]
-    kept_devices = _some(devices, ("autoattachPodInterface",))
+    spec, status = mapping(thing, "spec"), mapping(thing, "status")
+    devices = mapping(mapping(spec, "domain"), "devices")
+    interfaces = [_without(one, _APPEARANCE) for one in mappings(devices, "interfaces")]
+    kept_devices = some(devices, ("autoattachPodInterface",))
     if interfaces:
         kept_devices["interfaces"] = interfaces
-    kept_status = _some(status, _STATUS)
-    if found := [_some(one, _INTERFACE) for one in _list(status, "interfaces")]:
+    kept_status = some(status, _STATUS)
+    if found := [some(one, _INTERFACE) for one in mappings(status, "interfaces")]:
         kept_status["interfaces"] = found
-    if migration := _some(_of(status, "migrationState"), _MIGRATION):
+    if migration := some(mapping(status, "migrationState"), _MIGRATION):
         kept_status["migrationState"] = migration
-    kept_metadata = _some(metadata, _METADATA)
+    kept_metadata = some(metadata, _METADATA)
     if ours:
         kept_metadata["annotations"] = ours
     return {
-        **_some(thing, ("apiVersion", "kind")),
+        **some(thing, ("apiVersion", "kind")),
         "metadata": kept_metadata,
-        "spec": {**_some(spec, ("networks",)), "domain": {"devices": kept_devices}},
+        "spec": {**some(spec, ("networks",)), "domain": {"devices": kept_devices}},
         "status": kept_status,
     }
 
 
 def heard(thing: Mapping[str, object]) -> Vmi | None:
     """The instance that a trimmed object is; None where it is none that could be named."""
-    metadata = dict(_of(thing, "metadata"))
+    metadata = dict(mapping(thing, "metadata"))
     version, deleted = metadata.pop("resourceVersion", ""), metadata.pop("deletionTimestamp", None)
     names = [metadata.get(key) for key in ("namespace", "name", "uid")]
     if not all(isinstance(one, str) and one for one in names):
@@ -142,10 +131,10 @@ def understood(vmi: Vmi, document: Object) -> tuple[tuple[Machine, ...], tuple[P
 def shut(vmi: Vmi, document: Object) -> tuple[Machine, ...]:
     """The same machine without a port: what is to be made of one that declares some, in a way that
     cannot be understood. None, where it declares none or is no machine either way."""
-    metadata, spec = _of(document, "metadata"), _of(document, "spec")
-    annotations = _of(metadata, "annotations")
-    devices = _of(_of(spec, "domain"), "devices")
-    interfaces = _list(devices, "interfaces")
+    metadata, spec = mapping(document, "metadata"), mapping(document, "spec")
+    annotations = mapping(metadata, "annotations")
+    devices = mapping(mapping(spec, "domain"), "devices")
+    interfaces = mappings(devices, "interfaces")
     ranges = [key for key in annotations if key == PORT_RANGES or key.startswith(PORT_END)]
     if not ranges and not any(one.get(key) for one in interfaces for key in _PORTS):
         return ()
@@ -167,15 +156,15 @@ def shut(vmi: Vmi, document: Object) -> tuple[Machine, ...]:
 def place(document: Object, node: str) -> Place:
     """Where on that node an instance runs, or will: KubeVirt lists all pods it ever had, and tells
     of two while it migrates. One that has ended runs nowhere."""
-    status = _of(document, "status")
+    status = mapping(document, "status")
     if status.get("phase") in FINAL:
         return Place((), {}, ())
-    here = [uid for uid, name in _of(status, "activePods").items() if name == node]
+    here = [uid for uid, name in mapping(status, "activePods").items() if name == node]
     return Place(
         tuple(sorted(uid for uid in here if _UID.fullmatch(uid))),
         {
             str(one["name"]): str(one["podInterfaceName"])
-            for one in _list(status, "interfaces")
+            for one in mappings(status, "interfaces")
             if "name" in one and is_link_name(str(one.get("podInterfaceName", "")))
         },
         tuple(sorted(shown(uid) for uid in here if not _UID.fullmatch(uid))),
@@ -198,7 +187,7 @@ def placed(machine: Machine, where: Place, pod: str) -> Machine:
 def kept(good: Object, now: Object, pods: Iterable[str], node: str) -> str:
     """What to store of an instance: its last good declaration, where it is now, and of the pods
     there only those that are granted to it. As no manifest, so that nobody takes it for one."""
-    status = {**_of(now, "status"), "activePods": dict.fromkeys(sorted(pods), node)}
+    status = {**mapping(now, "status"), "activePods": dict.fromkeys(sorted(pods), node)}
     document = {**good, "status": status}
     return json.dumps({"instance": document}, sort_keys=True, separators=(",", ":"))
 
@@ -206,8 +195,8 @@ def kept(good: Object, now: Object, pods: Iterable[str], node: str) -> str:
 def pods_of(text: str) -> frozenset[str]:
     """The namespaces of an instance that an earlier run stored, if it is one."""
     vmi = recalled(text)
-    status = _of(decoded(vmi.text), "status") if vmi else {}
-    return frozenset(f"{POD}{uid}" for uid in _of(status, "activePods") if _UID.fullmatch(uid))
+    status = mapping(decoded(vmi.text), "status") if vmi else {}
+    return frozenset(f"{POD}{uid}" for uid in mapping(status, "activePods") if _UID.fullmatch(uid))
 
 
 def recalled(text: str) -> Vmi | None:
@@ -226,20 +215,6 @@ def _concerns_us(key: str) -> bool:
 
 def _number(version: str) -> int:
     return int(version) if version.isascii() and version.isdecimal() else 0
-
-
-def _of(thing: Mapping[str, object], key: str) -> Mapping[str, object]:
-    value = thing.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def _list(thing: Mapping[str, object], key: str) -> list[Object]:
-    value = thing.get(key)
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-def _some(thing: Mapping[str, object], keys: Iterable[str]) -> Object:
-    return {key: thing[key] for key in keys if key in thing}
 
 
 def _without(thing: Object, keys: Iterable[str]) -> Object:

@@ -13,7 +13,7 @@ from agent.sources.api import Api
 from agent.sources.feedback import MOST_WAITING, NORMAL, WARNING, Feedback
 from agent.sources.kubeconfig import load
 from agent.sources.meaning import Tiding
-from agent.sources.vmis import Reference
+from agent.sources.told import Reference
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.instances import EVENTS, RIGHTS, Machines, instance
 from tests.spaces import eventually
