@@ -328,11 +328,8 @@ class Keeper:
 
     def _kept_so(self, kept: Kept) -> Outcome | None:
         """None: it is as it was when it was last proven."""
-        sure = kept.proven and kept.proven.generation is not None and not kept.standing.refused
-        if sure and kept.desired is not None:
-            names = [sysctl.name for sysctl in kept.desired.sysctls]
-            if self.kernel.glimpse(kept.netns, names) == kept.proven:
-                return None
+        if self._is_as_proven(kept):
+            return None
         with self.kernel.opened(kept.netns, kept.known) as namespace:
             other = self._same(kept, namespace.identity)
             if other is not None and kept.leaving:
@@ -362,6 +359,15 @@ class Keeper:
                 identity=namespace.identity,
             )
             return outcome
+
+    def _is_as_proven(self, kept: Kept) -> bool:
+        """By a glimpse; False: only a look can tell."""
+        proven = kept.proven
+        if proven is None or proven.generation is None:
+            return False
+        if kept.desired is None or kept.standing.refused:
+            return False
+        return self.kernel.glimpse(kept.netns, proven) == proven
 
     def _wish(self, kept: Kept) -> Wish:
         if kept.netns == NODE and not kept.leaving and self._publisher is not None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import IPv4Address
 
+from agent.kernel.kinds import Glimpse
 from agent.kernel.live import LiveKernel
 from agent.reconcile import keep, wish_of
 from bench import control, flows
@@ -19,7 +20,8 @@ from rules.model import Claim, Guest, Machine, Protocol
 from rules.ports import PortRange
 from rules.values import replace
 
-MARGIN = 2.0
+MARGIN = 2.0  # of ratios
+TIME_MARGIN = 5.0  # of times, which are those of the machine, too
 ROUNDS = 30
 FEW_ROUNDS = 3  # where a round takes half a second
 NAMESPACES = 50
@@ -35,7 +37,8 @@ def quick() -> Table:
         if not all(number.kept for number in taken):
             taken = [_better(*pair) for pair in zip(taken, map(eased, measured()), strict=True)]
         found += taken
-    title = f"The ratios that matter; each may be {MARGIN:g} times its bound"
+    margins = f"a ratio may be {MARGIN:g} times its bound, a time {TIME_MARGIN:g} times"
+    title = f"The numbers that matter; {margins}"
     return numbers(Table((title,)), found)
 
 
@@ -68,10 +71,11 @@ def _resync() -> list[Number]:
 
 def eased(number: Number) -> Number:
     """With room for the noise of a machine that others use."""
+    margin = MARGIN if number.unit == "x" else TIME_MARGIN
     return replace(
         number,
-        bound=None if number.bound is None else number.bound * MARGIN,
-        least=None if number.least is None else number.least / MARGIN,
+        bound=None if number.bound is None else number.bound * margin,
+        least=None if number.least is None else number.least / margin,
     )
 
 
@@ -80,23 +84,26 @@ def resync() -> Number:
     up; a thousand of them may take half a second."""
     with _namespaces() as names, undisturbed():
         kernel = LiveKernel(defer=True)
-        wanted = {}
-        for name in names:
-            with kernel.opened(name) as namespace:
-                wanted[name] = keep(name, wish_of([_machine()]), namespace, before=None)
-        settings = {
-            name: [one.name for one in outcome.desired.sysctls] for name, outcome in wanted.items()
-        }
+        proven = {name: _proven(kernel, name) for name in names}
         taken: list[float] = []
         for _ in range(ROUNDS):
             started = time.perf_counter()
-            glimpses = [kernel.glimpse(name, settings[name]) for name in names]
+            glimpses = {name: kernel.glimpse(name, proven[name]) for name in names}
             taken.append((time.perf_counter() - started) * 1000 / NAMESPACES)
-            for name, glimpse in zip(names, glimpses, strict=True):
-                before = wanted[name].generation, wanted[name].surroundings
-                assert (glimpse.generation, glimpse.surroundings) == before, "something happened"
+            assert glimpses == proven, "something happened"
     title = f"a resync, for each of {NAMESPACES} namespaces"
     return Number(name=title, value=statistics.median(taken), unit="ms", bound=RESYNC_BOUND)
+
+
+def _proven(kernel: LiveKernel, name: str) -> Glimpse:
+    with kernel.opened(name) as namespace:
+        outcome = keep(name, wish_of([_machine()]), namespace, before=None)
+        return Glimpse(
+            identity=namespace.identity,
+            generation=outcome.generation,
+            surroundings=outcome.surroundings,
+            sysctls={one.name: one.value for one in outcome.desired.sysctls},
+        )
 
 
 def _machine() -> Machine:

@@ -88,7 +88,9 @@ class Kernel(Protocol):
         """Which namespace has that name now; None: there is none."""
 
     def opened(self, netns: str, known: Known | None = None) -> AbstractContextManager[Watched]: ...
-    def glimpse(self, netns: str, sysctls: Iterable[str] = ()) -> Glimpse: ...
+    def glimpse(self, netns: str, before: Glimpse) -> Glimpse:
+        """The same again, now; what only a change of the rules changes is not asked without one."""
+
     def resources(self, netns: str) -> Mapping[str, str]:
         """Which link of a pod backs each of its network resources, as the pod itself tells."""
 

@@ -299,24 +299,16 @@ class LiveKernel:
         except OSError as error:  # a plain file, which `ip netns` makes first and leaves last
             raise NoNamespace(f"there is no network namespace {netns}") from error
 
-    def glimpse(self, netns: str, sysctls: Iterable[str] = ()) -> Glimpse:
+    def glimpse(self, netns: str, before: Glimpse) -> Glimpse:
         with self.found(netns) as descriptor, namespaces.inside(descriptor, netns):
             status = os.fstat(descriptor)
-            generation, kubevirt = self._asked()
+            generation, kubevirt = _asked(before)
             return Glimpse(
                 identity=(status.st_dev, status.st_ino),
                 generation=None if legacy_is_live() else generation,
                 surroundings=replace(rtnetlink.surroundings(), kubevirt=kubevirt),
-                sysctls=sysctl.read(sysctls),
+                sysctls=sysctl.read(before.sysctls),
             )
-
-    def _asked(self) -> tuple[Generation | None, frozenset[Family]]:
-        """What nftables tells of the namespace this thread is in."""
-        try:
-            with netlink() as asking:
-                return generation_of(asking), kubevirt_in(asking)
-        except OSError:
-            return None, frozenset()
 
     def resources(self, netns: str) -> Mapping[str, str]:
         return self.pods.resources(netns.removeprefix(POD)) if netns.startswith(POD) else {}
@@ -345,3 +337,15 @@ class LiveKernel:
     def close(self) -> None:
         """End the worker processes, if any were needed."""
         self._workers.stop()
+
+
+def _asked(before: Glimpse) -> tuple[Generation | None, frozenset[Family]]:
+    """What nftables tells of the namespace this thread is in."""
+    try:
+        with netlink() as asking:
+            generation = generation_of(asking)
+            if generation == before.generation:
+                return generation, before.surroundings.kubevirt
+            return generation, kubevirt_in(asking)
+    except OSError:
+        return None, frozenset()

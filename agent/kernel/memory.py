@@ -145,13 +145,13 @@ class MemoryKernel:
             raise NoNamespace(f"there is no network namespace {netns}")
         yield self.spaces[netns]
 
-    def glimpse(self, netns: str, sysctls: Iterable[str] = ()) -> Glimpse:
+    def glimpse(self, netns: str, before: Glimpse) -> Glimpse:
         with self.opened(netns) as space:
             return Glimpse(
                 identity=space.identity,
                 generation=None,
                 surroundings=space.surroundings(),
-                sysctls=space.observe(sysctls).sysctls,
+                sysctls=space.observe(before.sysctls).sysctls,
             )
 
     def resources(self, netns: str) -> dict[str, str]:  # noqa: ARG002 - there are no pods

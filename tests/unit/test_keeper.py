@@ -7,7 +7,7 @@ import io
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 
@@ -72,14 +72,14 @@ class Watched(MemoryKernel):
         with super().opened(netns, known) as one:
             yield one
 
-    def glimpse(self, netns: str, sysctls: Iterable[str] = ()) -> Glimpse:
+    def glimpse(self, netns: str, before: Glimpse) -> Glimpse:
         self.glimpses += 1
         with super().opened(netns) as one:
             return Glimpse(
                 identity=one.identity,
                 generation=one.generation,
                 surroundings=one.surroundings(),
-                sysctls=one.observe(sysctls).sysctls,
+                sysctls=one.observe(before.sysctls).sysctls,
             )
 
 
