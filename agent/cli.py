@@ -56,10 +56,19 @@ def _answered(question: shells.Question) -> int:
     return 0
 
 
-def _kernel(backend: str) -> Kernel:
+def _kernel(backend: str, *netns: str | None) -> Kernel:
+    """The kernel, for a command that was given these namespaces; where the pods among them are,
+    the daemon's configuration tells, which nobody else needs."""
     from agent.kernel.live import LiveKernel
+    from agent.kernel.pods import POD, Pods
 
-    kernel = LiveKernel(backend, proving=True)
+    pods = None
+    if any(name and name.startswith(POD) for name in netns):
+        from agent.config import load
+
+        node = load(None).kubernetes
+        pods = Pods(node.kubelet_root, node.proc)
+    kernel = LiveKernel(backend, pods=pods, proving=True)
     click.get_current_context().call_on_close(kernel.close)
     return kernel
 
@@ -151,7 +160,9 @@ def plan(**options: Any) -> int:
     return command(
         options["paths"],
         this_process(options["color"]),
-        kernel=_kernel(backend_for(options)) if options["against"] == "live" else None,
+        kernel=_kernel(backend_for(options), options["netns"])
+        if options["against"] == "live"
+        else None,
         netns=options["netns"],
         most=options["most"],
         output=options["output"],
@@ -180,7 +191,7 @@ def apply(**options: Any) -> int:
     return command(
         options["paths"],
         this_process(options["color"]),
-        kernel=_kernel(options["backend"]),
+        kernel=_kernel(options["backend"], options["netns"]),
         netns=options["netns"],
         most=options["most"],
         confirm=_confirm(options["yes"]),
@@ -211,7 +222,7 @@ def show(**options: Any) -> int:
     return command(
         options["netns"],
         this_process(options["color"]),
-        kernel=_kernel(options["backend"]),
+        kernel=_kernel(options["backend"], *options["netns"]),
         output=options["output"],
         as_map=options["as_map"],
     )
@@ -248,7 +259,7 @@ def top(**options: Any) -> int:
     from agent.commands.top import Wish
     from agent.commands.top import top as command
 
-    kernel = _kernel(options.pop("backend"))
+    kernel = _kernel(options.pop("backend"), *options["netns"])
     return command(Wish(**options), this_process(), kernel=kernel)
 
 
@@ -298,7 +309,7 @@ def status(config: str | None, output: str) -> int:
     metavar="NS",
     callback=not_empty,
     shell_complete=_namespaces,
-    help="Only this namespace: a name, a path or pid:N.",
+    help="Only this namespace: a name, a path, pid:N or pod:UID.",
 )
 @click.option("--from", "source", metavar="ADDR", help="Who sends; 127.0.0.1 is the inside.")
 @click.argument("what", metavar="PROTO/PORT")
@@ -316,7 +327,7 @@ def explain(**options: Any) -> int:
         options["what"],
         this_process(),
         paths=options["paths"],
-        kernel=_kernel(options["backend"]) if options["live"] else None,
+        kernel=_kernel(options["backend"], options["netns"]) if options["live"] else None,
         netns=options["netns"],
         source=options["source"],
     )
@@ -348,7 +359,7 @@ def clear(netns: tuple[str, ...], yes: bool, backend: str) -> int:
     """
     from agent.commands.clear import clear as command
 
-    return command(netns, this_process(), kernel=_kernel(backend), confirm=_confirm(yes))
+    return command(netns, this_process(), kernel=_kernel(backend, *netns), confirm=_confirm(yes))
 
 
 @portranger.command("run", epilog=examples("run -c portranger.toml", "run --log-format json"))

@@ -25,6 +25,7 @@ KINDS = (
     *("vmi", "vmis", "virtualmachineinstance", "virtualmachineinstances"),
     *("vm", "vms", "virtualmachine", "virtualmachines"),
 )
+GROUPS = ("", "kubevirt.io", "v1.kubevirt.io")  # that may follow a kind, after a dot
 IN_A_POD = "KUBERNETES_SERVICE_HOST"
 EPILOG = (
     "Exit codes: 0 done, 1 failed, 64 usage, 65 bad ranges, 75 try again, 77 not permitted, "
@@ -95,7 +96,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     add = command.add_argument
-    add("name", metavar="VMI", type=_instance, help="an instance, or a machine that has none")
+    words = "NAME or vmi/NAME: an instance, or a machine that has none"
+    add("name", metavar="VMI", type=_instance, help=words)
     if name == "explain":
         add("what", metavar="PROTO/PORT", type=protocol_and_port, help="such as tcp/8080")
         add("--from", dest="source", metavar="ADDR", type=address_of, help="who sends")
@@ -108,9 +110,14 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
 
 
 def _instance(text: str) -> str:
-    """Also as kubectl prints and takes it: vmi/desktop."""
-    kind, slash, name = text.rpartition("/")
-    return _name(name if slash and kind.partition(".")[0] in KINDS else text)
+    """Also as kubectl prints and takes it: vmi/desktop, in capitals or not."""
+    kind, slash, name = text.partition("/")
+    if not slash:
+        return _name(text)
+    short, _, group = kind.lower().partition(".")
+    if short not in KINDS or group not in GROUPS:
+        raise Usage(f"{kind!r} is not a type of virtual machine", "Write vmi/NAME, or NAME alone")
+    return _name(name)
 
 
 def _name(text: str) -> str:

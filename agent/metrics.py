@@ -22,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from agent.status import Standing, State, Status
 from agent.traffic import MOST_SERIES, OTHER, RANGE_LABELS, Counted, Ranges, Reading, label
 from rules.allotment import DYNAMIC, STATIC
+from rules.node_ports import Allocations
 
 PREFIX = "portranger"
 MOST_PROCESSES = 50
@@ -156,6 +157,7 @@ class _Standings:
         status = self._status()
         yield from _node(status)
         yield from _source(status.traffic)
+        yield from _bands(status.allocations)
         yield from _namespaces(status.namespaces)
         yield from _ranges(self._ranges.read(status.namespaces))
 
@@ -189,6 +191,23 @@ def _source(traffic: Mapping[str, int]) -> Iterator[Metric]:
             family = CounterMetricFamily(f"{PREFIX}_{name}", words)
             family.add_metric((), traffic[name])
             yield family
+
+
+def _bands(known: Allocations | None) -> Iterator[Metric]:
+    """Nothing where an API server gives node ports; of a small range all are one band."""
+    if known is None:
+        return
+    words = "Node ports of a band that Services have."
+    taken = _gauge("nodeport_band_allocated_ports", words, labels=("band",))
+    words = "Node ports of a band that nobody has."
+    free = _gauge("nodeport_band_available_ports", words, labels=("band",))
+    for band, ports in ((STATIC, known.bands.lower), (DYNAMIC, known.bands.upper)):
+        if ports is not None:
+            available = known.available(ports)
+            taken.add_metric((band,), len(ports) - available)
+            free.add_metric((band,), available)
+    yield taken
+    yield free
 
 
 def _namespaces(standings: Sequence[Standing]) -> Iterator[Metric]:

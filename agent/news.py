@@ -13,7 +13,7 @@ from agent.kernel.pods import POD
 from agent.log import Log
 from agent.notify import Notifier
 from agent.sources.meaning import Meaning, Source, Tiding
-from agent.status import Policies, Standing, State, Status
+from agent.status import Policies, Standing, State, Status, tally
 from rules.fences import unprotected
 from rules.problems import Problem
 from rules.values import replace
@@ -119,13 +119,10 @@ class News:
     @property
     def summary(self) -> str:
         """All of it in a line."""
-        counts = dict.fromkeys(State, 0)
-        for standing in self.status.namespaces:
-            counts[standing.state] += 1
-        said = [f"{count} {state.value}" for state, count in counts.items() if count]
+        said = tally(standing.state.value for standing in self.status.namespaces)
         problems = len(self.status.problems)
-        said += [f"{counted(problems, 'problem')} in manifests"] if problems else []
-        return f"Namespaces: {', '.join(said) or 'none'}"
+        wrong = f", {counted(problems, 'problem')} in manifests" if problems else ""
+        return f"Namespaces: {said}{wrong}"
 
     def _with_devices(
         self, meaning: Meaning, standings: tuple[Standing, ...]

@@ -51,7 +51,7 @@ most = click.option(
 
 def not_empty(_context: object, _option: object, value: Any) -> Any:
     if value == "" or (isinstance(value, tuple) and "" in value):
-        raise click.BadParameter("is empty: write a name, a path or pid:N.")
+        raise click.BadParameter("is empty: write a name, a path, pid:N or pod:UID.")
     return value
 
 
@@ -68,7 +68,7 @@ one_netns = click.option(
     metavar="NS",
     callback=not_empty,
     shell_complete=_namespaces,
-    help="Put every manifest into this namespace: a name, a path or pid:N.",
+    help="Put every manifest into this namespace: a name, a path, pid:N or pod:UID.",
 )
 
 many_netns = click.option(
@@ -77,8 +77,8 @@ many_netns = click.option(
     callback=not_empty,
     metavar="NS",
     shell_complete=_namespaces,
-    help="A namespace: a name, a path or pid:N; may be repeated. Without it, all that have a name, "
-    "and the node's own.",
+    help="A namespace: a name, a path, pid:N or pod:UID; may be repeated. Without it, all that "
+    "have a name, and the node's own.",
 )
 
 backend = click.option(

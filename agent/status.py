@@ -2,7 +2,7 @@
 status` read from other threads."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
 
@@ -24,6 +24,14 @@ class State(enum.Enum):
     FAILING = "failing"  # the last try failed; another follows
     REFUSED = "refused"  # what was found in its place is not to be trusted
     CONFLICT = "conflict"  # some of its manifests are refused for what others of them claim
+
+
+def tally(states: Iterable[str]) -> str:
+    """How many are in each: 3 in sync, 1 pending. A newer daemon may know more states."""
+    counts = dict.fromkeys((state.value for state in State), 0)
+    for state in states:
+        counts[state] = counts.get(state, 0) + 1
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"
 
 
 class Drift(Value, kw_only=True):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
-from agent.commands.common import BAD_MANIFEST, failed, on_the_node, reported
+from agent.commands.common import BAD_MANIFEST, counted, failed, on_the_node, reported
 from agent.commands.show import held
 from agent.console import Console
 from agent.errors import Failure, Usage
@@ -35,8 +35,8 @@ def explain(  # noqa: PLR0913 - the options of the command
         found, failures = held([netns] if netns else [], kernel)
         for name, one in found.items():
             if one.observed.leftovers:
-                count = len(one.observed.leftovers)
-                console.say(f"namespace {name}: {count} rules are left over in the other backend")
+                left = counted(len(one.observed.leftovers), "rule")
+                console.say(f"namespace {name}: {left} left over in the other backend")
         rules = {
             name: Desired(rules=frozenset(x.rule for x in one.live), sets=one.observed.sets)
             for name, one in found.items()

@@ -6,6 +6,7 @@ from agent.commands.common import (
     BAD_MANIFEST,
     CHANGES,
     OK,
+    counted,
     failed,
     failure_json,
     intents,
@@ -84,8 +85,8 @@ def _say_script(console: Console, plans: Sequence[Plan], output: str) -> None:
         for change in one.sysctls:
             console.say(f"# sysctl -w {change.name}={change.after}")
         if one.leftovers:
-            count = len(one.leftovers)
-            console.say(f"# {count} rules of ours are in the other backend: apply removes them")
+            left = counted(len(one.leftovers), "rule")
+            console.say(f"# {left} of ours in the other backend, to be removed by apply")
         if output == "nft" and one.gathering:
             console.say("# apply fills the new maps first: done at once as here, for a moment some")
             console.say("# kernels show them empty to new connections")

@@ -10,6 +10,7 @@ from agent.commands.common import OK, counted
 from agent.config import Config, Listen
 from agent.console import Console
 from agent.errors import Failure, TryAgain
+from agent.status import tally
 from rules.problems import printable
 
 PATIENCE = 5.0  # seconds
@@ -96,6 +97,7 @@ def _parsed(body: bytes, listen: Listen) -> Json:
 def status_text(answer: Json, now: float) -> Iterator[str]:
     """How it stands, for people."""
     yield _heading(answer, now)
+    yield f"namespaces: {tally(one['state'] for one in answer.get('namespaces', ()))}"
     if answer.get("unreadable"):
         yield f"source: {answer['unreadable']}"
     if policies := answer.get("policies"):

@@ -8,6 +8,7 @@ import pytest
 
 from agent.commands.apply import apply
 from agent.commands.clear import clear
+from agent.commands.explain import explain
 from agent.commands.plan import plan
 from agent.commands.show import show
 from agent.console import Console
@@ -121,6 +122,21 @@ def test_leftovers_are_planned_for_removal_and_go_with_an_apply(
     applied(kernel)
     assert desktop.held.leftovers == ()
     assert len(desktop.held.live) == 9
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "1 rule"), (2, "2 rules")])
+def test_leftovers_are_counted(kernel: MemoryKernel, count: int, words: str) -> None:
+    applied(kernel)
+    desktop = kernel.spaces["desktop"]
+    left = tuple(Live(egress(f"10.0.2.{number}"), number) for number in range(count))
+    desktop.held = replace(desktop.held, leftovers=left)
+    asked = Spoken()
+    assert explain("tcp/22", asked.console, kernel=kernel) == 0
+    assert asked.out.startswith(f"namespace desktop: {words} left over in the other backend\n")
+    planned = Spoken()
+    assert plan([str(DESKTOP)], planned.console, kernel=kernel, output="nft") == 0
+    line = f"# {words} of ours in the other backend, to be removed by apply\n"
+    assert line in planned.out.splitlines(keepends=True)
 
 
 def test_clear_leaves_nothing_and_says_so(kernel: MemoryKernel, spoken: Spoken) -> None:

@@ -17,22 +17,14 @@ from agent.entry import guarded
 from agent.server import Server
 from agent.status import Change, Drift, Policies, Standing, State, Status, status_json
 from rules.model import Live, Pending
-from rules.problems import Problem
 from tests.spaces import portranger
-from tests.unit.samples import egress, forward, from_inside
+from tests.unit.samples import DESKTOP, PROBLEM, egress, forward, forwards, from_inside
 
 Answer = tuple[int, str, str]
 Ask = Callable[..., Answer]
 
 NOW = 1_800_000_000.0
-DESKTOP, LAPTOP = "VirtualMachine/default/desktop/red", "VirtualMachine/default/laptop/red"
-
-
-def forwards(*texts: str, owner: str = DESKTOP) -> tuple[Live, ...]:
-    rules = [
-        forward(text, to=to, owner=owner) for to in ("10.0.2.2", "fd10:0:2::2") for text in texts
-    ]
-    return tuple(Live(rule, handle) for handle, rule in enumerate(rules))
+LAPTOP = "VirtualMachine/default/laptop/red"
 
 
 BLUE = Standing(
@@ -61,15 +53,6 @@ RED = Standing(
     drift=Drift(at=NOW - 3 * 86400, changes=1),
     drifts=1,
 )
-PROBLEM = Problem(
-    code="port-out-of-range",
-    path=("spec", "end"),
-    what="is not a port number",
-    fix="Write a number from 1 to 65535.",
-    value=70000,
-    file="/etc/m/laptop.yaml",
-    line=16,
-)
 NODE = Status(
     version="1.2.3",
     pid=4711,
@@ -85,6 +68,7 @@ NODE = Status(
 TEXT = """\
 portranger 1.2.3, pid 4711, up since 2027-01-15 04:59:55 UTC (3 h ago), ready, \
 2 manifests from /etc/m, 1 problem
+namespaces: 1 in sync, 1 failing
 policies: 3 enforced
 problem: /etc/m/laptop.yaml:16: spec.end: is not a port number (it is 70000). \
 Write a number from 1 to 65535. [port-out-of-range]
@@ -119,7 +103,7 @@ def test_a_node_at_its_start_says_so() -> None:
     fresh = Status(version="1.2.3", pid=4711, started=NOW, unreadable="it is not there")
     assert told(fresh) == (
         "portranger 1.2.3, pid 4711, up since 2027-01-15 08:00:00 UTC (just now), not ready, "
-        "0 manifests, 0 problems\nsource: it is not there\n"
+        "0 manifests, 0 problems\nnamespaces: none\nsource: it is not there\n"
         "policies: left to the network plugin ([policy] enforce = true enforces them)\n"
     )
 
@@ -152,6 +136,20 @@ def test_an_older_daemon_says_nothing_of_policies() -> None:
     answer = status_json(NODE)
     del answer["policies"]
     assert not any(line.startswith("policies") for line in status_text(answer, NOW))
+
+
+def test_namespaces_are_counted_by_how_they_stand() -> None:
+    states = [State.PENDING, State.FAILING, State.IN_SYNC, State.PENDING, State.IN_SYNC]
+    states += [State.REFUSED, State.CONFLICT, State.PENDING]
+    standings = tuple(
+        Standing(netns=f"n{place}", state=state, since=NOW) for place, state in enumerate(states)
+    )
+    status = Status(version="1", pid=1, started=NOW, ready=True, namespaces=standings)
+    said = "namespaces: 2 in sync, 3 pending, 1 failing, 1 refused, 1 conflict"
+    assert told(status).splitlines()[1] == said
+    answer = status_json(status)
+    answer["namespaces"] = [{"netns": "x", "state": "of a newer daemon", "since": None}]
+    assert list(status_text(answer, NOW))[1] == "namespaces: 1 of a newer daemon"
 
 
 def test_everything_is_a_word_of_its_own() -> None:
@@ -249,7 +247,7 @@ def test_names_of_tenants_cannot_spoil_the_terminal(ask: Ask) -> None:
     with daemon(status) as made:
         code, out, _ = ask(f"127.0.0.1:{made.address[1]}")
     assert code == 0
-    assert out.count("\n") == 11
+    assert out.count("\n") == 12
     assert all(line.isprintable() for line in out.split("\n"))
     assert not any(line.startswith("namespace y") for line in out.splitlines())
 

@@ -20,7 +20,7 @@ from tests.spaces import ROOT, eventually, nft
 DOCS = ROOT / "docs" / "monitoring"
 TARGET = frozenset({"instance", "job", "node"})  # what Prometheus adds to all that it scrapes
 FOREIGN = {"up": frozenset[str]()}  # what it makes itself
-CLOSED = ("state", "scope")  # labels whose every value is always there
+CLOSED = ("state", "scope", "band")  # labels whose every value is always there
 KUBECONFIG = """\
 apiVersion: v1
 kind: Config

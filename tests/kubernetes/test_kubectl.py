@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
+from agent.errors import Usage
 from agent.kubectl import outside
+from agent.kubectl import run as run_plugin
 from tests.answering import Answering, answering, refused, said, silent
 from tests.kubernetes.agents import agents, comes_to_say
 from tests.kubernetes.cluster import KUBEVIRT, VMIS, VMS, Cluster
@@ -31,6 +33,11 @@ Ask = Callable[..., Done]
 GET = {"apiGroups": ["kubevirt.io"], "resources": [VMIS], "verbs": ["get"]}
 READ_EVENTS = {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]}
 PLUGIN = (sys.executable, "-m", "agent.kubectl")
+COMMANDS = (["plan"], ["status"], ["explain", "tcp/22"])  # the instance comes after the first word
+SPELLINGS = (
+    *("vmi", "vmis", "virtualmachineinstance", "virtualmachineinstances", "VirtualMachineInstance"),
+    *("vmi.kubevirt.io", "virtualmachineinstance.kubevirt.io", "vmis.v1.kubevirt.io", "vm"),
+)
 
 
 @pytest.fixture
@@ -133,7 +140,6 @@ def test_a_plan_tells_what_an_agent_would_forward(machines: Machines, ask: Ask) 
     text = ask("plan", "web").stdout
     assert "prerouting   tcp 1000-2000 on ovn-udn1" in text
     assert "Where KubeVirt's own rules are live" in text
-    assert ask("plan", "vmi/web").stdout == text
     told = json.loads(ask("plan", "web", "-o", "json").stdout)
     rules = [one["after"] for one in told["changes"] if "kind" not in one]
     assert {
@@ -301,7 +307,7 @@ def test_whoever_lacks_a_right_is_told_which(
         ["plan", "web", "-o", "yaml"],
         ["plan", "../../../../api/v1/secrets"],
         ["plan", "vmi/../web"],
-        ["plan", "pod/web"],
+        ["plan", "vmi/"],
         ["status", "web", "-n", "a/b"],
         ["explain", "web", "icmp/1"],
         ["explain", "web", "tcp/80", "--from", "here"],
@@ -312,6 +318,15 @@ def test_a_command_that_makes_no_sense_is_answered_without_asking_anybody(words:
     done = run(*PLUGIN, *words, code=64, environment={"KUBECONFIG": "/nowhere"})
     assert done.stderr.startswith("portranger: ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_another_type_is_answered_with_what_to_write(words: list[str]) -> None:
+    for kind in ("pod", "pods", "svc", "vmi.example.com", "vmi.v2.kubevirt.io", "..", ""):
+        with pytest.raises(Usage) as refusal:
+            run_plugin([words[0], f"{kind}/web", *words[1:]], {"KUBECONFIG": "/nowhere"})
+        assert repr(kind) in refusal.value.what
+        assert refusal.value.fix == "Write vmi/NAME, or NAME alone"
 
 
 def test_help_tells_of_every_command() -> None:
@@ -333,6 +348,21 @@ def stranger(folder: Path) -> Iterator[tuple[Answering, dict[str, str]]]:
         path = folder / "kubeconfig"
         path.write_text(json.dumps(document))
         yield server, {"KUBECONFIG": str(path)}
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_an_instance_may_be_named_with_its_type_as_to_kubectl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    with stranger(tmp_path) as (server, environment):
+        server.then(said(instance("web", "node-1")))
+        names = ["web", *(f"{kind}/web" for kind in SPELLINGS)]
+        told = []
+        for name in names:
+            assert run_plugin([words[0], name, *words[1:]], environment) == 0
+            told.append(capsys.readouterr())
+    assert told == [told[0]] * len(names)
+    assert {asked.path.rpartition("/")[2] for asked in server.asked} == {"web"}
 
 
 def test_a_cluster_without_kubevirt_is_told_from_one_without_the_instance(tmp_path: Path) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from release.dist import GENERATED
 from rules.values import Value
 from tests.spaces import run
-from tests.systemd.trees import JOIN, PATIENCE, SOURCE, Stage, bare, stage
+from tests.systemd.trees import SOURCE, bare, stage
 
 EPOCH = "1700000000"
 LEFT_OUT = shutil.ignore_patterns(*GENERATED)
@@ -53,26 +51,10 @@ def copied(source: Path, target: Path, *, date: str, mode: str) -> Path:
     return target
 
 
-def staged(made: Stage, script: str) -> str:
-    """What a script says in a Debian that is not booted, in the copy of the clone there."""
-    line = made.install("sh", "-c", script)
-    done = subprocess.run(
-        made.command(f"{JOIN}{line}"),
-        env=made.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, f"{shlex.quote(script)}\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
 def packages(folder: Path) -> Iterator[Built]:
     """Both packages, built once for all tests of a run."""
     with stage(bare()) as made:
-        staged(made, BUILD)
+        made.says(BUILD)
         [package] = (made.source / "dist").glob("*.deb")
         [again] = (made.source / "kept/again").glob("*.deb")
         run("cp", "-a", package, folder)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.building import Built, staged
+from tests.packaging.building import Built
 from tests.spaces import ROOT, run
 from tests.systemd.machine import Machine, started
 from tests.systemd.service import CONFIGURATION, MANIFESTS, Service
@@ -211,4 +211,4 @@ def test_it_comes_and_goes_where_no_systemd_runs(built: Built) -> None:
     """
     with stage(bare()) as made:
         run("cp", built.package, made.source / "package.deb")
-        assert "version" in staged(made, script)
+        assert "version" in made.says(script)

@@ -77,6 +77,22 @@ class Stage(Value, kw_only=True):
         """The line of a script that installs the clone there, with the network of this machine."""
         return self.nspawn(*network(), f"--chdir={SOURCE}", *words)
 
+    def says(self, script: str, then: str = "") -> str:
+        """What a script says there while nothing is booted, in the copy of the clone; what is to
+        be done with its tree `then` is done from outside."""
+        line = self.install("sh", "-c", script)
+        done = subprocess.run(
+            self.command(f"{JOIN}{line}\n{then}"),
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
 
 @contextmanager
 def stage(*lower: Path) -> Iterator[Stage]:
@@ -213,17 +229,7 @@ def first_install(base: Path, path: Path) -> None:
     place, as a package would be: whatever still names the other place will not work."""
     with stage(base) as made:
         script = "make install DESTDIR=/elsewhere && cp -a /elsewhere/. / && rm -r /elsewhere"
-        line = made.install("sh", "-c", script)
-        done = subprocess.run(
-            made.command(f"{JOIN}{line}\ncp -a {made.scratch}/upper {shlex.quote(str(path))}"),
-            env=made.environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
+        made.says(script, then=shlex.join(["cp", "-a", f"{made.scratch}/upper", str(path)]))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from rules.model import (
     Family,
     Guest,
     Link,
+    Live,
     Machine,
     Masquerade,
     Protocol,
@@ -17,8 +18,19 @@ from rules.model import (
     Surroundings,
 )
 from rules.ports import PortRange
+from rules.problems import Problem
 
 OWNER = "VirtualMachine/default/vm/default"
+DESKTOP = "VirtualMachine/default/desktop/red"
+PROBLEM = Problem(
+    code="port-out-of-range",
+    path=("spec", "end"),
+    what="is not a port number",
+    fix="Write a number from 1 to 65535.",
+    value=70000,
+    file="/etc/m/laptop.yaml",
+    line=16,
+)
 GUESTS = (
     Guest(ip_address("10.0.2.2"), ip_address("10.0.2.1")),
     Guest(ip_address("fd10:0:2::2"), ip_address("fd10:0:2::1")),
@@ -100,6 +112,13 @@ def forward(  # noqa: PLR0913 - every option has a default
         destination=ip_address(destination) if destination else None,
         to=ip_address(to) if to else None,
     )
+
+
+def forwards(*texts: str, owner: str = DESKTOP) -> tuple[Live, ...]:
+    """What is live for these in both families."""
+    guests = [str(guest.address) for guest in GUESTS]
+    rules = [forward(text, to=to, owner=owner) for to in guests for text in texts]
+    return tuple(Live(rule, handle) for handle, rule in enumerate(rules))
 
 
 def from_inside(text: str | None = "tcp 22", *, to: str = "10.0.2.2", owner: str = OWNER) -> Rule:

@@ -13,7 +13,9 @@ from agent.errors import Failure
 from agent.metrics import MOST_PROCESSES, Metrics
 from agent.status import Standing, State, Status
 from agent.traffic import MOST_SERIES, REMEMBERED, Odometer
-from rules.model import Chain, Live, Rule
+from rules.model import Chain, Live, Protocol, Rule
+from rules.node_ports import Allocations, Bands, Holder
+from rules.ports import PortRange
 from rules.problems import Problem
 from rules.values import replace
 from tests.unit.samples import OWNER, egress, forward, from_inside
@@ -199,6 +201,35 @@ def test_all_states_are_told_always() -> None:
     assert value(found, name, state="in_sync") == 2
     assert value(found, name, state="failing") == 1
     assert value(found, name, state="pending") == 0
+
+
+@pytest.mark.parametrize(
+    ("ports", "taken", "free"),
+    [
+        ("30000-32767", {"static": 2, "dynamic": 11}, {"static": 84, "dynamic": 2671}),
+        ("30084-30099", {"dynamic": 13}, {"dynamic": 3}),
+    ],
+    ids=["two bands", "one band"],
+)
+def test_node_ports_are_counted_by_band(
+    ports: str, taken: dict[str, int], free: dict[str, int]
+) -> None:
+    held = {
+        Holder("Service/default/phone", "sip", Protocol.UDP): PortRange(30084, 30095),
+        Holder("Service/default/phone", "sips", Protocol.TCP): PortRange(30084, 30095),
+        Holder("Service/default/web", "", Protocol.TCP): PortRange(30099, 30099),
+    }
+    made = Node()
+    bands = Bands(PortRange(*map(int, ports.split("-"))))
+    made.status = replace(made.status, allocations=Allocations(bands, held))
+    found = made.scrape()
+    for which, wanted in (("allocated", taken), ("available", free)):
+        name = f"portranger_nodeport_band_{which}_ports"
+        assert {one["band"]: value(found, name, **one) for one in series(found, name)} == wanted
+
+
+def test_where_an_api_server_gives_node_ports_there_are_no_bands() -> None:
+    assert not [name for name, _ in Node().scrape() if "nodeport_band" in name]
 
 
 def test_the_process_itself_is_measured() -> None:

@@ -22,11 +22,10 @@ from rules.model import Live, Pending, Protocol
 from rules.node_ports import Allocations, Bands, Holder
 from rules.ports import PortRange
 from rules.problems import Problem, printable
-from tests.unit.samples import forward
+from tests.unit.samples import DESKTOP, PROBLEM, forward, forwards
 
 NOW = 1_800_000_000.0
 VOID = ("link", "meta")
-DESKTOP = "VirtualMachine/default/desktop/red"
 HOSTILE = [
     "</script><script>hacked()</script>",
     '"><img src=x onerror=hacked()>',
@@ -84,13 +83,6 @@ def seen(status: Status, stuck: str = "") -> Seen:
     return Seen(document(status, node="node-1", now=NOW, stuck=stuck))
 
 
-def forwards(*texts: str, owner: str = DESKTOP) -> tuple[Live, ...]:
-    rules = [
-        forward(text, to=to, owner=owner) for to in ("10.0.2.2", "fd10:0:2::2") for text in texts
-    ]
-    return tuple(Live(rule, handle) for handle, rule in enumerate(rules))
-
-
 def standing(netns: str, state: State = State.IN_SYNC, **more: object) -> Standing:
     return Standing(netns=netns, state=state, since=NOW - 200, **more)  # type: ignore[arg-type]
 
@@ -131,20 +123,11 @@ def test_it_says_how_everything_stands() -> None:
         pending=(Pending("VirtualMachine/default/laptop/red", "there is no link eth0 yet"),),
         refused=(Pending("x", "claimed twice"),),
     )
-    problem = Problem(
-        code="port-out-of-range",
-        path=("spec", "end"),
-        what="is not a port number",
-        fix="Write a number from 1 to 65535.",
-        value=70000,
-        file="/etc/m/laptop.yaml",
-        line=16,
-    )
     status = node(
         *(blue, red, green),
         source="/etc/m",
         manifests=2,
-        problems=(problem,),
+        problems=(PROBLEM,),
         held=("/etc/m/laptop.yaml",),
         policies=Policies(enforced=True, count=3),
         allocations=ALLOCATIONS,
