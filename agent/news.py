@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 
-from agent.commands.common import counted
 from agent.devices import Devices
 from agent.keeper import Keeper
 from agent.kernel.pods import POD
@@ -17,6 +16,7 @@ from agent.status import Policies, Standing, State, Status, tally
 from rules.fences import unprotected
 from rules.problems import Problem
 from rules.values import replace
+from rules.words import counted
 
 SETTLED = {State.IN_SYNC, State.PENDING}
 INSTANCE = "VirtualMachineInstance/"  # where there are no files

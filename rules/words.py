@@ -1,4 +1,4 @@
-"""Rules as people and programs read them: the columns of a line, and JSON."""
+"""Rules as people and programs read them: the columns of a line, JSON, and how many there are."""
 
 from collections.abc import Sequence
 
@@ -13,6 +13,11 @@ from rules.model import (
 from rules.plan import order
 
 Json = dict[str, object]
+
+
+def counted(number: int, noun: str) -> str:
+    """1 manifest, 2 manifests."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def rule_json(rule: Rule) -> Json:

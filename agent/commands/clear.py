@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from agent.commands.common import counted, failed
+from agent.commands.common import failed
 from agent.commands.show import held
 from agent.console import Console
 from agent.errors import Failure
@@ -11,6 +11,7 @@ from agent.reconcile import converge
 from rules.model import Desired
 from rules.plan import diff
 from rules.render import plan_text
+from rules.words import counted
 
 
 def clear(

@@ -16,6 +16,7 @@ from rules.problems import Problem
 from rules.render import plan_text, summary
 from rules.selection import select
 from rules.values import replace
+from rules.words import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,11 +39,6 @@ def reported(snapshot: Snapshot, console: Console) -> list[Problem]:
             f"{counted(len(problems), 'problem')} in {counted(snapshot.count, 'manifest')}."
         )
     return problems
-
-
-def counted(number: int, noun: str) -> str:
-    """1 manifest, 2 manifests."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def intents(snapshot: Snapshot, kernel: "Kernel | None") -> tuple[list[Intent], list[Failure]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from agent.commands.common import BAD_MANIFEST, OK, counted
+from agent.commands.common import BAD_MANIFEST, OK
 from agent.console import Console
 from agent.errors import BadManifest
 from agent.sources.edited import edited, together
@@ -10,6 +10,7 @@ from agent.sources.files import content, each_once, label, understood
 from rules.convert import convert as converted
 from rules.manifests import read
 from rules.problems import Problem
+from rules.words import counted
 
 
 def convert(paths: Sequence[str], console: Console, *, to: str) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
-from agent.commands.common import BAD_MANIFEST, counted, failed, on_the_node, reported
+from agent.commands.common import BAD_MANIFEST, failed, on_the_node, reported
 from agent.commands.show import held
 from agent.console import Console
 from agent.errors import Failure, Usage
@@ -16,6 +16,7 @@ from rules.model import NODE, Address, Desired, Protocol
 from rules.plan import order
 from rules.ports import HIGHEST, LOWEST
 from rules.trace import explained
+from rules.words import counted
 
 
 def explain(  # noqa: PLR0913 - the options of the command

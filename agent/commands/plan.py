@@ -6,7 +6,6 @@ from agent.commands.common import (
     BAD_MANIFEST,
     CHANGES,
     OK,
-    counted,
     failed,
     failure_json,
     intents,
@@ -21,6 +20,7 @@ from agent.sources.files import load
 from rules.manifests import MOST_ENTRIES
 from rules.plan import Plan
 from rules.render import plan_json, summary
+from rules.words import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

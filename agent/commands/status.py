@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from agent.commands.common import OK, counted
+from agent.commands.common import OK
 from agent.config import Config, Listen
 from agent.console import Console
 from agent.errors import Failure, TryAgain
 from agent.status import tally
 from rules.problems import printable
+from rules.words import counted
 
 PATIENCE = 5.0  # seconds
 MOST_BYTES = 256 << 20

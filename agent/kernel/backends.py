@@ -15,6 +15,7 @@ from agent.kernel.netns import inside
 from agent.kernel.nftables import Nftables
 from rules.model import Family, Observed
 from rules.plan import Plan
+from rules.words import counted
 
 __all__ = ["ASKED", "AUTO", "IPTABLES", "NFTABLES", "Backends", "Workers", "chosen"]
 
@@ -100,7 +101,7 @@ def chosen(
         if legacy.observe().table:
             return Backends(IPTABLES, "our chains are in the legacy tables", legacy, modern)
         if legacy.others:
-            reason = f"{legacy.others} rules of others are in the legacy NAT tables"
+            reason = f"the legacy NAT tables hold {counted(legacy.others, 'rule')} of others"
             return Backends(IPTABLES, reason, legacy, modern)
     reason = "no legacy NAT rules here; what iptables-nft writes is nftables, too"
     return Backends(NFTABLES, reason, modern, None)

@@ -115,12 +115,12 @@ CHOICES: dict[str, tuple[tuple[Setting, ...], str, str]] = {
     "nothing": ((nothing,), NFTABLES, NO_LEGACY),
     "an empty legacy table": ((looks,), NFTABLES, NO_LEGACY),
     "legacy rules that filter": ((filters,), NFTABLES, NO_LEGACY),
-    "legacy rules that translate": ((translates,), IPTABLES, "1 rules of others"),
-    "legacy rules of IPv6": ((translates_ipv6,), IPTABLES, "1 rules of others"),
+    "legacy rules that translate": ((translates,), IPTABLES, "1 rule of others"),
+    "legacy rules of IPv6": ((translates_ipv6,), IPTABLES, "1 rule of others"),
     "legacy rules of both": ((translates, translates_ipv6), IPTABLES, "2 rules of others"),
     "iptables-nft": ((translates_with_iptables_nft,), NFTABLES, "iptables-nft writes is nftables"),
     "an nftables table": ((has_a_table,), NFTABLES, NO_LEGACY),
-    "both": ((has_a_table, translates), IPTABLES, "1 rules of others"),
+    "both": ((has_a_table, translates), IPTABLES, "1 rule of others"),
     "ours in nftables": ((ours_in_nftables,), NFTABLES, "our table is there"),
     "ours in iptables": ((ours_in_iptables,), IPTABLES, "our chains are in the legacy tables"),
     "ours in nftables, his in iptables": (
@@ -172,7 +172,7 @@ def test_what_others_do_later_does_not_change_the_choice(netns: str) -> None:
 
 def test_the_reason_is_told_by_plan_and_show(netns: str) -> None:
     translates(netns)
-    told = f"{IPTABLES} (1 rules of others are in the legacy NAT tables)"
+    told = f"{IPTABLES} (the legacy NAT tables hold 1 rule of others)"
     planned = portranger("plan", "-v", "-f", "-", stdin=manifest(netns, "22"))
     assert f"namespace {netns}: {told}" in planned.stdout
     assert portranger("apply", "--yes", "-f", "-", stdin=manifest(netns, "22")).returncode == 0
