@@ -5,6 +5,7 @@ directory, the names of namespaces, the kernel's events and signals; another thr
 from a value that this one replaces.
 """
 
+import gc
 import math
 import os
 import select
@@ -42,6 +43,7 @@ from rules.values import replace
 
 SLICE = 0.1  # seconds of writing down between two looks at what happens
 STUCK = 60.0  # seconds without progress in the middle of work
+SELDOM = 20_000, 50, 50  # when cycles are looked for: there are few, and much that is none
 
 
 class _Stopped(Exception):
@@ -66,6 +68,7 @@ class Daemon:
 
     def run(self) -> int:
         """Until told to stop; rules stay."""
+        gc.set_threshold(*SELDOM)
         with ExitStack() as stack:
             stack.enter_context(lock.held(self._config.state_dir, self._warn))
             self._wake = stack.enter_context(signals.heard(self._signalled))

@@ -2,6 +2,7 @@
 is ours to forward to, and what is not."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from rules.manifests.fields import Fields, nearest
@@ -37,6 +38,7 @@ CIDRS = (("vmNetworkCIDR", 4, "10.0.2.0/24"), ("vmIPv6NetworkCIDR", 6, "fd10:0:2
 _NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 _HEX = frozenset("0123456789abcdefABCDEF")
 _LONGEST_NAME = 63
+_FEW = 64  # different networks of machines: most have the default
 
 
 class Part:
@@ -274,20 +276,27 @@ def _vm_network(pod: Fields, key: str, version: int, default: str) -> Network | 
     text = pod.string(key) if pod.given(key) else default
     if text is None:
         return None
+    network = _network(text, version)
+    if isinstance(network, str):
+        fix = f"Write an IPv{version} network such as {default}."
+        pod.problem("bad-cidr", network, fix, at=(key,), value=text)
+        return None
+    return network
+
+
+@lru_cache(_FEW)
+def _network(text: str, version: int) -> Network | str:
+    """The network, or what is wrong with it."""
     network = _cidr(text)
     if network is None:
-        what = "is not a network address with its prefix length"
-    elif network.version != version:
-        what = f"is not an IPv{version} network"
-    elif network.num_addresses < 4:
-        what = "leaves no room for a gateway and a guest"
-    elif is_special(network.network_address + 2) or _needs_scope(network):
-        what = "is not a network that machines can be in"
-    else:
-        return network
-    fix = f"Write an IPv{version} network such as {default}."
-    pod.problem("bad-cidr", what, fix, at=(key,), value=text)
-    return None
+        return "is not a network address with its prefix length"
+    if network.version != version:
+        return f"is not an IPv{version} network"
+    if network.num_addresses < 4:
+        return "leaves no room for a gateway and a guest"
+    if is_special(network.network_address + 2) or _needs_scope(network):
+        return "is not a network that machines can be in"
+    return network
 
 
 def _cidr(text: str) -> Network | None:
