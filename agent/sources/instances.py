@@ -12,7 +12,7 @@ from agent.sources.answers import Object
 from agent.sources.granting import grant
 from agent.sources.meaning import Enough, Meaning, Progress
 from agent.sources.settled import settle
-from agent.sources.store import Store
+from agent.sources.store import Store, Texts
 from agent.sources.told import Reference
 from agent.sources.vmis import (
     POD,
@@ -31,6 +31,7 @@ from rules.problems import Problem
 from rules.values import Value, replace
 
 Serves = Callable[[str], str]  # the UID of a pod → that of the instance that it serves
+_Made = tuple[Object, Object, tuple[str, ...]]  # of what a stored text is made: `kept` says how
 
 
 class _Known(Value, kw_only=True):
@@ -47,19 +48,20 @@ class Instances:
     """Those that run on a node, or are about to. Where several name one pod, `serves` tells which
     it serves."""
 
-    def __init__(self, node: str, store: Store, serves: Serves, beat: Progress) -> None:
-        self._node, self._store, self._serves = node, store, serves
-        self._texts = store.load()  # the last good ones, by label
+    def __init__(
+        self, node: str, store: Store, earlier: Mapping[str, str], serves: Serves, beat: Progress
+    ) -> None:
+        self._node, self._serves = node, serves
+        self._texts: Texts[_Made] = Texts(store, earlier, lambda made: kept(*made, node))
         self.recalled: dict[str, Vmi] = {}  # that an earlier run knew
         self._known: dict[str, _Known] = {}
         self._good: dict[str, Object] = {}  # what each said when it was last understood
         self._meanings: dict[str, tuple[Machine, ...]] = {}
         self._holders: Mapping[str, str] = {}  # of each pod, the instance that has it
-        self._stored: dict[str, tuple[Object, Object, tuple[str, ...]]] = {}  # what made the texts
         self._strange: set[str] = set()  # namespaces of what another source had stored
         self._placed: dict[tuple[str, str], tuple[Machine, Place, Machine]] = {}
         self.disputed = False  # whether it could not be told of some pod whose it is
-        for label, text in sorted(self._texts.items()):
+        for label, text in sorted(earlier.items()):
             self._recall(label, text)
             beat()
 
@@ -87,23 +89,11 @@ class Instances:
         """Store what changed of the last good texts, for the next run, until it is enough; whether
         that was all."""
         self.recalled = {}
-        for label in self._texts.keys() - self._good.keys():
-            self._store.drop(label)
-            del self._texts[label]
-        for label, good in self._good.items():
-            made = good, self._known[label].document, self._pods(label)
-            if self._stored.get(label) == made:
-                continue
-            text = kept(*made, self._node)
-            if self._texts.get(label) != text:
-                if not self._store.keep(label, text):
-                    continue  # the next time
-                self._texts[label] = text
-                beat()
-            self._stored[label] = made
-            if enough():
-                return False
-        return True
+        wanted: dict[str, _Made] = {
+            label: (good, self._known[label].document, self._pods(label))
+            for label, good in self._good.items()
+        }
+        return self._texts.remember(wanted, beat, enough)
 
     def _recall(self, label: str, text: str) -> None:
         vmi = recalled(text)

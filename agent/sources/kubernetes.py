@@ -23,7 +23,10 @@ from agent.sources.kubeconfig import load
 from agent.sources.lawful import Lawful
 from agent.sources.listening import troubles
 from agent.sources.meaning import Enough, Meaning, Progress, Tiding
+from agent.sources.policies import KIND as POLICY
 from agent.sources.published import Published
+from agent.sources.readings import texts_of
+from agent.sources.services import KIND as SERVICE
 from agent.sources.store import Store
 from agent.sources.told import Reference
 from agent.sources.vmis import Vmi
@@ -56,7 +59,11 @@ class Cluster:
         self._node, self._clock = node, clock
         self._ask_again: float | None = None  # when, whose a pod is
         self.warnings = credentials.warnings
-        self._instances = Instances(node, store, serves, beat)
+        earlier = store.load()
+        of_services = texts_of(SERVICE, store, earlier) if services else None
+        of_policies = texts_of(POLICY, store, earlier) if policies else None
+        # What nobody asks for any more is among what is left, and goes.
+        self._instances = Instances(node, store, earlier, serves, beat)
         self.meaning = Meaning(unreadable="it was not read yet")
         self._anew = False  # whether all is to be read again
         self._looked = False
@@ -66,9 +73,15 @@ class Cluster:
         self._feedback = Feedback(self._api.another(), node)
         self._followers = followed(self._api, self._shared)
         self._published = (
-            Published(self._api.another(), node, self._changed, clock=clock) if services else None
+            Published(self._api.another(), node, self._changed, of_services, clock=clock)
+            if of_services is not None
+            else None
         )
-        self._lawful = Lawful(self._api.another(), self._changed, clock=clock) if policies else None
+        self._lawful = (
+            Lawful(self._api.another(), self._changed, of_policies, clock=clock)
+            if of_policies is not None
+            else None
+        )
         for follower in self._followers:
             follower.start()
 
@@ -161,7 +174,10 @@ class Cluster:
     def remember(self, beat: Progress = lambda: None, enough: Enough = lambda: False) -> bool:
         """Store what changed of the last good texts, for the next run, until it is enough; whether
         that was all."""
-        return bool(self.meaning.unreadable) or self._instances.remember(beat, enough)
+        if not self.meaning.unreadable and not self._instances.remember(beat, enough):
+            return False
+        others = [one for one in (self._published, self._lawful) if one]
+        return all(one.remember(beat, enough) for one in others)
 
     def tell(self, machine: str, tiding: Tiding, message: str) -> None:
         """As an event on the instance, the Service or the policy."""

@@ -2,8 +2,8 @@
 
 Pods, and Namespaces, are asked for only while a policy that selects a machine of this node cannot
 be told without them; of all that are heard of, only those that it may mean are looked at. What
-cannot be understood keeps its last good meaning, and what never had one is shut. Nothing is dropped
-because nobody answers.
+cannot be understood keeps its last good meaning, also over a restart, and what never had one is
+shut. Nothing is dropped because nobody answers.
 """
 
 import time
@@ -15,15 +15,17 @@ from agent.sources.api import Api
 from agent.sources.crowd import Crowd
 from agent.sources.ears import Ear, Ears
 from agent.sources.listening import Clock, Listener, Shelf, Subject, troubles
-from agent.sources.meaning import Progress
+from agent.sources.meaning import Enough, Progress
 from agent.sources.parties import NAMESPACES, PODS, Alike, Home, Wanted, Wards
 from agent.sources.policies import understood
+from agent.sources.readings import Readings
+from agent.sources.store import Texts
 from agent.sources.told import Reference, Told
 from rules.fences import Laws
 from rules.model import Machine
 from rules.policies import NetworkPolicy
 from rules.problems import Problem
-from rules.values import Value, replace
+from rules.values import Value
 
 LINGER = 60.0  # seconds: whoever needs Pods now and then must not have all listed each time
 PARTING = 1.0  # seconds until a thread that was told to end is looked after again
@@ -57,19 +59,16 @@ class View(Value, kw_only=True):
     shut: tuple[str, ...] = ()  # those without one, which allow nothing
 
 
-class _Known(Value, kw_only=True):
-    """A policy as last read."""
-
-    told: Told
-    policy: NetworkPolicy
-    problems: tuple[Problem, ...]
-
-
 class Lawful:
     """What policies say to the machines of a node."""
 
     def __init__(
-        self, server: Api, changed: Callable[[], None], *, clock: Clock = time.monotonic
+        self,
+        server: Api,
+        changed: Callable[[], None],
+        texts: Texts[str],
+        *,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._api, self._changed, self._clock = server, changed, clock
         self._turn = Lock()
@@ -82,8 +81,7 @@ class Lawful:
         self._until: dict[str, float] = {}  # when those end that nobody needs
         self.due: float | None = None  # when to attend again although nothing is new
         self._complete = False  # whether all was known once
-        self._known: dict[str, _Known] = {}
-        self._good: dict[str, tuple[str, NetworkPolicy]] = {}  # what each last meant, with its UID
+        self._readings: Readings[NetworkPolicy] = Readings(policies.heard, understood, texts)
         self._age: int | None = None  # of what that was read
         self._wards: Wards | None = None  # whom it was then that policies may select
         self._wanted = Wanted()
@@ -159,36 +157,24 @@ class Lawful:
         with self._turn:
             age, seen = self._shelf.age, list(self._shelf.things.values())
         if anew or age != self._age:
-            self._look(seen, beat, anew=anew)
+            self._readings.look(seen, beat, anew=anew)
         if (age, wards) != (self._age, self._wards):
             self._age, self._wards = age, wards
-            self._wanted = parties.wanted(map(self._meant, self._known.values()), wards)
+            self._wanted = parties.wanted(self._meant(), wards)
         self._attend()
         if all(one.listed or (one.trouble and self._complete) for one in self._needed):
             self._complete = True
             self._view = self._viewed(age, wards)
         return self._view if self._complete else View()
 
-    def _look(self, seen: Iterable[Told], beat: Progress, *, anew: bool) -> None:
-        before, self._known = self._known, {}
-        good, self._good = self._good, {}
-        for told in sorted(seen, key=lambda one: one.label):
-            label = told.label
-            known = before.get(label)
-            if known is None or known.told.content != told.content or anew:
-                policy, problems = understood(told)
-                known = _Known(told=told, policy=policy, problems=problems)
-                beat()
-            self._known[label] = known if known.told is told else replace(known, told=told)
-            if not known.problems:
-                self._good[label] = told.uid, known.policy
-            elif label in good and good[label][0] == told.uid:
-                self._good[label] = good[label]
+    def remember(self, beat: Progress, enough: Enough) -> bool:
+        """Store what changed of the last good texts, for the next run, until it is enough; whether
+        that was all."""
+        return self._readings.remember(beat, enough)
 
-    def _meant(self, known: _Known) -> NetworkPolicy:
-        """What a policy means now; one without a good meaning is broken, and so allows nothing."""
-        good = self._good.get(known.told.label)
-        return known.policy if good is None else good[1]
+    def _meant(self) -> tuple[NetworkPolicy, ...]:
+        """What policies mean now; one without a good meaning is broken, and so allows nothing."""
+        return tuple(policy for _, policy in self._readings.meant)
 
     def _viewed(self, age: int, wards: Wards) -> View:
         """Where a kind cannot be listed that is needed only now, nobody of it is known: so nobody
@@ -205,14 +191,14 @@ class Lawful:
             return self._view
         self._made = made
         others = {one.namespace for one in pods} | {namespace for namespace, _ in wards}
-        known = self._known.items()
+        readings = self._readings
         return View(
             laws=Laws(
-                policies=tuple(map(self._meant, self._known.values())),
+                policies=self._meant(),
                 pods=pods,
                 namespaces=parties.known(homes, others) if self._wanted.namespaces else (),
             ),
-            problems=tuple(problem for _, one in known for problem in one.problems),
-            held=tuple(label for label, one in known if one.problems and label in self._good),
-            shut=tuple(label for label, one in known if one.problems and label not in self._good),
+            problems=readings.problems,
+            held=readings.held,
+            shut=readings.lost,
         )

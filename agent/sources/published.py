@@ -3,7 +3,8 @@ those with ranges.
 
 Only of these are the EndpointSlices asked for, by the names of the Services; when the names change,
 whoever listens is relieved by another, and goes on until that one knows all. What cannot be
-understood keeps its last good meaning, and nothing is dropped because nobody answers.
+understood keeps its last good meaning, also over a restart, and nothing is dropped because nobody
+answers.
 """
 
 import time
@@ -15,13 +16,15 @@ from agent.sources import services, slices
 from agent.sources.api import Api
 from agent.sources.ears import Ear, Ears
 from agent.sources.listening import FROM_CACHE, Clock, Listener, Shelf, Subject, troubles
-from agent.sources.meaning import Progress
+from agent.sources.meaning import Enough, Progress
+from agent.sources.readings import Readings
 from agent.sources.services import plain, understood
 from agent.sources.slices import Slice, endpoints, selector
+from agent.sources.store import Texts
 from agent.sources.told import Reference, Told
 from rules.problems import Problem
 from rules.services import Endpoint, Service
-from rules.values import Value, replace
+from rules.values import Value
 
 RELIEF = 1.0  # seconds between two changes of whom slices are asked for
 
@@ -35,14 +38,6 @@ class View(Value, kw_only=True):
     endpoints: Endpoints = MappingProxyType({})
     problems: tuple[Problem, ...] = ()
     held: tuple[str, ...] = ()  # those that go on with their last good meaning
-
-
-class _Known(Value, kw_only=True):
-    """A Service as last read."""
-
-    told: Told
-    service: Service | None
-    problems: tuple[Problem, ...]
 
 
 class _Backs:
@@ -64,6 +59,7 @@ class Published:
         server: Api,
         node: str,
         changed: Callable[[], None],
+        texts: Texts[str],
         *,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -78,8 +74,9 @@ class Published:
         self._relieved = float("-inf")
         self.due: float | None = None  # when to attend again although nothing is new
         self._complete = False  # whether all was known once
-        self._known: dict[str, _Known] = {}
-        self._good: dict[str, tuple[str, Service]] = {}  # what each last meant, with its UID
+        self._readings: Readings[Service | None] = Readings(
+            services.heard, understood, texts, lambda told: told.annotated
+        )
         self._made: object = None  # of what the view was made
         self._view = View()
 
@@ -172,53 +169,43 @@ class Published:
 
     def look(self, beat: Progress, *, anew: bool = False) -> View:
         """What is known now; only Services of which something changed are read again."""
+        if not self._listener.listed:
+            return View()
         self.attend()
         backs = self._backs
         with self._turn:
             made = self._shelf.age, backs, backs.shelf.age if backs else 0
             seen = list(self._shelf.things.values())
             behind = list(backs.shelf.things.values()) if backs else []
-        self._complete |= self._listener.listed and self._relief is None
+        self._complete |= self._relief is None
         if anew or made != self._made:
             self._made = made
-            self._look(seen, beat, anew=anew)
+            self._readings.look(seen, beat, anew=anew)
             self._view = self._viewed(behind, backs.names if backs else frozenset())
         return self._view if self._complete else View()
 
-    def _look(self, seen: Iterable[Told], beat: Progress, *, anew: bool) -> None:
-        before, self._known = self._known, {}
-        good, self._good = self._good, {}
-        for told in sorted(seen, key=lambda one: one.label):
-            label = told.label
-            known = before.get(label)
-            if known is None or known.told.content != told.content or anew:
-                service, problems = understood(told)
-                known = _Known(told=told, service=service, problems=problems)
-                beat()
-            self._known[label] = known if known.told is told else replace(known, told=told)
-            if known.service is not None:
-                self._good[label] = told.uid, known.service
-            elif told.annotated and label in good and good[label][0] == told.uid:
-                self._good[label] = good[label]
+    def remember(self, beat: Progress, enough: Enough) -> bool:
+        """Store what changed of the last good texts, for the next run, until it is enough; whether
+        that was all."""
+        return self._readings.remember(beat, enough)
 
     def _viewed(self, behind: Iterable[Slice], names: frozenset[str]) -> View:
         found: dict[str, list[Slice]] = {}
         for some in behind:
             found.setdefault(some.service, []).append(some)
-        meant = [one for known in self._known.values() if (one := self._meant(known, names))]
-        known = self._known.items()
+        readings = self._readings
+        meant = [one for told, last in readings.meant if (one := _meant(told, last, names))]
         return View(
             services=tuple(meant),
             endpoints={str(one): endpoints(one, found.get(str(one), ())) for one in meant},
-            problems=tuple(problem for _, one in known for problem in one.problems),
-            held=tuple(label for label, one in known if one.problems and label in self._good),
+            problems=readings.problems,
+            held=readings.held,
         )
 
-    def _meant(self, known: _Known, names: frozenset[str]) -> Service | None:
-        """What a Service means now. One without a meaning, or whose slices were not asked for until
-        now, is what it is to kube-proxy: nothing else was ever published of it."""
-        told = known.told
-        good = self._good.get(told.label)
-        if good is None or (told.annotated and told.name not in names):
-            return plain(told)
-        return good[1]
+
+def _meant(told: Told, last: Service | None, names: frozenset[str]) -> Service | None:
+    """What a Service means now. One without a meaning, or whose slices were not asked for until
+    now, is what it is to kube-proxy: nothing else was ever published of it."""
+    if last is None or (told.annotated and told.name not in names):
+        return plain(told)
+    return last

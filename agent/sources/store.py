@@ -1,15 +1,17 @@
-"""What outlives the daemon: the last good text of each file, who was given which node ports, and
-which namespaces are still to be cleared. Where it cannot be written or read, we go on without it
-and say so.
+"""What outlives the daemon: the last good text of each file or object, who was given which node
+ports, and which namespaces are still to be cleared. Where it cannot be written or read, we go on
+without it and say so.
 """
 
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Generic, TypeVar
 
+from agent.sources.meaning import Enough, Progress
 from rules.model import Protocol
 from rules.node_ports import Held, Holder
 from rules.ports import PortRange
@@ -20,6 +22,7 @@ LEAVING = "leaving.json"
 NODE_PORTS = "node-ports.json"
 TEXTS = "last-good"
 
+Made = TypeVar("Made")
 Warn = Callable[[str], None]
 
 
@@ -157,6 +160,44 @@ class Store:
             with contextlib.suppress(OSError):
                 path.unlink()  # what is no longer true is worse than nothing
             return False
+        return True
+
+
+class Texts(Generic[Made]):
+    """The last good texts of what there is of one kind. Each is written from what it is made of,
+    and only when that has changed."""
+
+    def __init__(
+        self, store: Store, earlier: Mapping[str, str], write: Callable[[Made], str]
+    ) -> None:
+        self._store, self._write = store, write
+        self.earlier = dict(earlier)  # those of another run, until ours take their places
+        self._made: dict[str, Made] = {}  # what ours are made of
+        self._whole: Mapping[str, Made] | None = None  # all of which is stored
+
+    def remember(self, wanted: Mapping[str, Made], beat: Progress, enough: Enough) -> bool:
+        """Store what changed, and drop what is not wanted any more, until it is enough; whether
+        that was all that can be done now."""
+        if wanted is self._whole:
+            return True
+        for label in (self.earlier.keys() | self._made.keys()) - wanted.keys():
+            self.earlier.pop(label, None)
+            self._made.pop(label, None)
+            self._store.drop(label)
+        failed = False
+        for label, made in wanted.items():
+            if label in self._made and self._made[label] == made:
+                continue
+            self._made.pop(label, None)
+            text = self._write(made)
+            if self.earlier.pop(label, None) == text or self._store.keep(label, text):
+                self._made[label] = made
+                beat()
+            else:
+                failed = True  # the next time
+            if enough():
+                return failed
+        self._whole = None if failed else wanted
         return True
 
 

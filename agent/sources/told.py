@@ -1,4 +1,5 @@
-"""An object as an API server tells of it: who it is, and what of it concerns us. Pure."""
+"""An object as an API server tells of it: who it is, and what of it concerns us, also to be stored.
+Pure."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -72,6 +73,30 @@ def named(thing: Mapping[str, object], api: str, kind: str) -> Told | None:
         text=json.dumps({**thing, "metadata": metadata}, sort_keys=True, separators=(",", ":")),
         annotated=bool(mapping(metadata, "annotations")),
     )
+
+
+def kept(what: str, text: str) -> str:
+    """What to store of an object: as no manifest, so that nobody takes it for one."""
+    return f"{_opening(what)}{text}}}"
+
+
+def is_kept(what: str, text: str) -> bool:
+    """Whether a text was stored as that."""
+    return text.startswith(_opening(what))
+
+
+def recalled(what: str, text: str) -> Object | None:
+    """The object that an earlier run stored as that; None where it is none."""
+    try:
+        stored = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    document = stored.get(what) if isinstance(stored, dict) else None
+    return document if isinstance(document, dict) else None
+
+
+def _opening(what: str) -> str:
+    return f'{{"{what}":'
 
 
 def mapping(thing: Mapping[str, object], key: str) -> Mapping[str, object]:

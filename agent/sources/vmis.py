@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
+from agent.sources import told
 from agent.sources.answers import Object
 from agent.sources.told import Reference, mapping, mappings, some
 from rules.manifests import read
@@ -22,6 +23,7 @@ TARGET = "kubevirt.io/migrationTargetNodeName"  # there while a migration to tha
 FINAL = ("Succeeded", "Failed")
 MOST_RANGES = 1024  # and ports of one instance: all on a node share its memory
 POD = "pod:"
+_STORED = "instance"
 
 # Of what is not named here nothing is kept; how a network card looks to the guest is KubeVirt's.
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp", "labels")
@@ -189,7 +191,7 @@ def kept(good: Object, now: Object, pods: Iterable[str], node: str) -> str:
     there only those that are granted to it. As no manifest, so that nobody takes it for one."""
     status = {**mapping(now, "status"), "activePods": dict.fromkeys(sorted(pods), node)}
     document = {**good, "status": status}
-    return json.dumps({"instance": document}, sort_keys=True, separators=(",", ":"))
+    return told.kept(_STORED, json.dumps(document, sort_keys=True, separators=(",", ":")))
 
 
 def pods_of(text: str) -> frozenset[str]:
@@ -201,12 +203,8 @@ def pods_of(text: str) -> frozenset[str]:
 
 def recalled(text: str) -> Vmi | None:
     """The instance that an earlier run stored; None where it is none."""
-    try:
-        stored = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    document = stored.get("instance") if isinstance(stored, dict) else None
-    return heard(document) if isinstance(document, dict) else None
+    document = told.recalled(_STORED, text)
+    return None if document is None else heard(document)
 
 
 def _concerns_us(key: str) -> bool:

@@ -19,6 +19,7 @@ from agent.kernel.probe import asks, connected, echoing, reached
 from agent.sources.api import Api
 from agent.sources.kubeconfig import load
 from agent.sources.meaning import Meaning, Tiding
+from agent.sources.store import Store
 from rules.fences import Laws, fenced
 from rules.model import Family, Protocol
 from tests.kubernetes.agents import USER, agents, comes_to_say
@@ -274,12 +275,20 @@ def test_only_what_is_needed_is_asked_for(ruled: Ruled, start: Start) -> None:
         assert eventually(lambda: asked.source.requests == FOR_MACHINES + 4)
 
 
-def test_where_they_are_not_enforced_they_are_not_asked_for(ruled: Ruled, tmp_path: Path) -> None:
+def test_where_they_are_not_enforced_they_are_not_asked_for(
+    ruled: Ruled, start: Start, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
     ruled.make_machine()
     ruled.let("web", CLIENTS)
+    with start() as asked:
+        asked.until(lambda it: ruled.known(it) == ["web"])
+        assert ruled.label("web") in Store(str(state), print).load()
     credentials = load(str(ruled.cluster.kubeconfig(USER)), {})
-    with asking(credentials, ruled.node, tmp_path) as asked:
+    with asking(credentials, ruled.node, state) as asked:
         told = asked.has("vm")
+        left = Store(str(state), print).load()
+        assert list(left) == [f"VirtualMachineInstance/{ruled.namespace}/vm"]
         assert (told.laws, told.laws_unknown, told.laws_away) == (Laws(), "", "")
         while asked.turn(0.5):
             pass
@@ -480,6 +489,61 @@ def test_an_agent_that_may_not_read_policies_says_so_and_keeps_what_is_enforced(
             ruled.cluster.grant(USER, *ALL)
             ruled.place("c", FROM)
             assert comes_to_reach(wired, 1500)
+
+
+def test_a_policy_that_is_bad_cuts_and_lets_through_as_before_over_a_kill(
+    ruled: Ruled, wired: Lab, tmp_path: Path
+) -> None:
+    uid, label = pod_uid(), ruled.label("web")
+    wrong = {"ipBlock": {"cidr": "010.0.0.0/8"}}
+    so = "the last good meaning of it goes on"
+
+    def cuts_as_before() -> bool:
+        answers = [reached(wired, wired.client, AT, TCP, port) for port in (1500, 2500)]
+        return answers == [1500, None]
+
+    with (
+        agents(ruled.cluster, tmp_path, ruled.node) as node,
+        launcher(node.kubelet, uid, wired.pod),
+        echoing(wired, wired.guest, [(TCP, 1500), (TCP, 2500)]),
+    ):
+        ruled.cluster.grant(USER, *ALL)
+        node.daemons.configure(**{"policy.enforce": True})
+        texts = node.daemons.state / "last-good"
+        made = instance("vm", node.name, "1000-3000", pods={uid: node.name})
+        made["metadata"]["labels"] |= {"app": "phone"}
+        ruled.machines.make(made)
+        ruled.let("web", {"ipBlock": {"cidr": f"{FROM}/32"}})
+        with node.daemons.running() as daemon:
+            assert daemon.is_in("in sync", f"pod:{uid}")
+            assert comes_to_reach(wired, 1500)
+            assert cuts_as_before()
+            assert eventually(lambda: any(label in one.read_text() for one in texts.glob("*.json")))
+            ruled.let("web", wrong)
+            assert daemon.says("bad manifest", so=so)
+            daemon.kill()
+        with (
+            closing(connected(wired, wired.client, AT, TCP, 1500)) as flow,
+            node.daemons.running() as daemon,
+        ):
+            assert daemon.says("bad manifest", so=so)
+            assert daemon.is_in("in sync", f"pod:{uid}")
+            assert label in daemon.status()["last_good"]
+            assert cuts_as_before()
+            assert asks(flow) == 1500
+            daemon.reload()
+            assert daemon.is_in("in sync", f"pod:{uid}")
+            assert reached(wired, wired.client, AT, TCP, 1500) == 1500
+            assert asks(flow) == 1500
+            daemon.kill()
+        ruled.drop("web")
+        ruled.let("web", wrong)  # another of that name, which was never in order
+        with node.daemons.running() as daemon:
+            assert daemon.says("bad manifest")
+            assert label not in daemon.status()["last_good"]
+            assert comes_to_reach(wired, 1500, answer=False)
+            ruled.drop("web")
+            assert comes_to_reach(wired, 2500)
 
 
 # ------------------------------------------------------------------------------------- numbers

@@ -542,3 +542,80 @@ def test_without_an_api_server_what_is_published_goes_on_and_is_repaired(
         nft(lab.node, drop)
         services.are(phone=first)
         assert eventually(lambda: not is_in_trouble(daemon), PATIENCE), daemon.standing(NODE)
+
+
+# ------------------------------------------------------------------------- bad over a restart
+
+
+def stored(node: Agents, label: str) -> bool:
+    """Whether something of that comes to be written down for the next run."""
+    folder = node.daemons.state / "last-good"
+    return eventually(lambda: any(label in one.read_text() for one in folder.glob("*.json")))
+
+
+def test_a_service_that_is_bad_goes_on_over_a_kill_and_is_followed(
+    services: Services, node: Agents
+) -> None:
+    lab, label = services.lab, f"Service/{services.namespace}/phone"
+    first = services.make("phone")
+    services.put_machines("phone", True)
+    with node.daemons.running() as daemon:
+        services.are(phone=first)
+        assert stored(node, label)
+        services.lengthen("phone", PORT - 1)
+        assert daemon.says("bad manifest", so="the last good meaning of it goes on", times=2)
+        daemon.kill()
+    before = handles(lab.node)
+    with (
+        closing(services.flow("one", TCP, first + 1)) as flow,
+        asking(flow) as answers,
+        node.daemons.running() as daemon,
+    ):
+        assert daemon.says("bad manifest", so="the last good meaning of it goes on", times=2)
+        assert standing(daemon, "in sync")
+        assert daemon.status()["last_good"] == [label]
+        assert handles(lab.node) == before
+        for protocol in FORWARDED:
+            assert services.ask(protocol, first + 4) == f"one {TARGET + 4} {CLIENT4}"
+        services.put_machines("phone", True, True)
+        one, two = lab.vms
+        services.lead_to(one.address, one.address6, two.address, two.address6)
+        daemon.reload()
+        services.are(phone=first)
+        assert daemon.status()["last_good"] == [label]
+        services.lengthen("phone", PORT + COUNT - 1)
+        assert eventually(lambda: daemon.status()["last_good"] == [])
+        daemon.kill()
+    assert answers == [{f"one {TARGET + 1} {CLIENT4}"}]
+    services.remove("phone")  # another of the same name, which was never in order
+    first = services.make("phone", at=first)
+    services.lengthen("phone", PORT - 1)
+    with node.daemons.running() as daemon:
+        services.are()
+        assert daemon.status()["last_good"] == []
+        assert services.ask(TCP, first + 1) == ""
+
+
+def test_a_service_that_turns_bad_while_neither_agent_nor_api_server_runs_goes_on(
+    services: Services, node: Agents
+) -> None:
+    cluster, lab, label = services.cluster, services.lab, f"Service/{services.namespace}/phone"
+    first = services.make("phone")
+    services.put_machines("phone", True)
+    with node.daemons.running() as daemon:
+        services.are(phone=first)
+        assert stored(node, label)
+        daemon.kill()
+    before = handles(lab.node)
+    services.lengthen("phone", PORT - 1)
+    cluster.kill_apiserver()
+    with node.daemons.running() as daemon:  # which does not know yet that it is there
+        assert standing(daemon, "in sync", "Services: ")
+        assert handles(lab.node) == before
+        daemon.kill()
+    assert stored(node, label)
+    with node.daemons.running() as daemon:
+        cluster.start_apiserver()
+        assert eventually(lambda: daemon.status()["last_good"] == [label], 60)
+        assert handles(lab.node) == before
+        assert services.ask(UDP, first + 4) == f"one {TARGET + 4} {CLIENT4}"

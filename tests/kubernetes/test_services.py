@@ -17,6 +17,7 @@ import pytest
 from agent.sources.api import Api
 from agent.sources.kubeconfig import load
 from agent.sources.meaning import Meaning, Tiding
+from agent.sources.store import Store
 from rules.ports import PortRange
 from rules.services import Service
 from tests.kubernetes.agents import comes_to_say
@@ -395,12 +396,17 @@ def test_without_the_right_to_services_machines_are_served(
 
 
 def test_where_they_are_not_wanted_they_are_not_asked_for(
-    services: Services, tmp_path: Path
+    services: Services, start: Start, tmp_path: Path
 ) -> None:
+    state = tmp_path / "state"
     services.make("sip")
+    with start() as asked:
+        services.are(asked, sip=[])
+        assert services.label("sip") in Store(str(state), print).load()
     credentials = load(str(services.cluster.kubeconfig("portranger")), {})
-    with asking(credentials, services.node, tmp_path) as asked:
+    with asking(credentials, services.node, state) as asked:
         told = asked.has()
+        assert Store(str(state), print).load() == {}
         assert (told.services, told.endpoints, told.services_unknown) == ((), {}, "")
         assert eventually(lambda: asked.source.requests == FOR_MACHINES)
         while asked.turn(0.5):

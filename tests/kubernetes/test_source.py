@@ -16,6 +16,7 @@ import pytest
 from agent.sources.credentials import Credentials, Material, Plain, endpoint
 from agent.sources.following import Follower
 from agent.sources.kubeconfig import load
+from agent.sources.store import Store
 from tests.kubernetes.cluster import LOOPBACK, Cluster
 from tests.kubernetes.instances import (
     RANGES,
@@ -136,11 +137,13 @@ def test_a_status_that_names_no_pod_leads_nowhere(vmis: Machines, node: str, ask
     assert "'../../../../proc/1' in status.activePods is no pod" in meaning.skipped[0]
 
 
-def test_every_field_of_a_real_instance_is_borne(vmis: Machines, node: str, asked: Asked) -> None:
+def test_every_field_of_a_real_instance_is_borne(
+    vmis: Machines, node: str, asked: Asked, tmp_path: Path
+) -> None:
     vmis.make(realistic("web", node))
     meaning = asked.has("web")
     assert not meaning.problems
-    [text] = asked.source._instances._texts.values()
+    [text] = Store(str(tmp_path / "state"), print).load().values()
     assert len(text) < 2000
     assert "cloudInit" not in text
 

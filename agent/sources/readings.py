@@ -1,0 +1,113 @@
+"""The objects of one kind that an API server told of, each as last read. What cannot be understood
+keeps what it meant when it last was: to us, or to an earlier run, as long as it is the same object.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Generic, TypeVar
+
+from agent.sources.answers import Object
+from agent.sources.meaning import Enough, Progress
+from agent.sources.store import Store, Texts
+from agent.sources.told import Told, is_kept, kept, recalled
+from rules.problems import Problem
+from rules.values import Value, replace
+
+Meant = TypeVar("Meant")
+
+
+class _Reading(Value, Generic[Meant], kw_only=True):
+    """One object, and what it says."""
+
+    told: Told
+    meant: Meant
+    problems: tuple[Problem, ...]
+
+
+class Readings(Generic[Meant]):
+    """All of one kind."""
+
+    def __init__(
+        self,
+        heard: Callable[[Object], Told | None],
+        understood: Callable[[Told], tuple[Meant, tuple[Problem, ...]]],
+        texts: Texts[str],
+        lasts: Callable[[Told], bool] = lambda _: True,
+    ) -> None:
+        """Of those that do not last, nothing is kept when they turn bad."""
+        self._heard, self._understood, self._texts, self._lasts = heard, understood, texts, lasts
+        self._known: dict[str, _Reading[Meant]] = {}
+        self._good: dict[str, _Reading[Meant]] = {}  # how each was last understood
+        self._wanted: Mapping[str, str] | None = None  # what to store; None: nobody knows yet
+
+    @property
+    def meant(self) -> list[tuple[Told, Meant]]:
+        """Each with what it last meant, or else what is made of it."""
+        return [(one.told, self._good.get(label, one).meant) for label, one in self._known.items()]
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return tuple(problem for one in self._known.values() for problem in one.problems)
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Those that go on with their last good meaning."""
+        return tuple(label for label in self._bad if label in self._good)
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Those that cannot be understood, and never could."""
+        return tuple(label for label in self._bad if label not in self._good)
+
+    @property
+    def _bad(self) -> list[str]:
+        return [label for label, one in self._known.items() if one.problems]
+
+    def look(self, seen: Iterable[Told], beat: Progress, *, anew: bool) -> None:
+        """These are all there are; only those in which something changed are read again."""
+        before, self._known = self._known, {}
+        good, self._good = self._good, {}
+        for told in sorted(seen, key=lambda one: one.label):
+            label = told.label
+            known = before.get(label)
+            if known is None or known.told.content != told.content or anew:
+                known = self._read(told)
+                beat()
+            self._known[label] = known if known.told is told else replace(known, told=told)
+            if not known.problems:
+                self._good[label] = known
+            elif self._lasts(told) and (last := self._last(told, good)):
+                self._good[label] = last
+        self._wanted = {
+            label: one.told.text
+            for label, one in self._good.items()
+            if self._lasts(self._known[label].told)
+        }
+
+    def remember(self, beat: Progress, enough: Enough) -> bool:
+        """Store what changed of the last good texts, for the next run, until it is enough; whether
+        that was all."""
+        return self._wanted is None or self._texts.remember(self._wanted, beat, enough)
+
+    def _read(self, told: Told) -> _Reading[Meant]:
+        meant, problems = self._understood(told)
+        return _Reading(told=told, meant=meant, problems=problems)
+
+    def _last(self, told: Told, good: Mapping[str, _Reading[Meant]]) -> _Reading[Meant] | None:
+        """How that very object was last understood; another of the same name has no past."""
+        last = good.get(told.label) or self._recalled(told)
+        return None if last is None or last.problems or last.told.uid != told.uid else last
+
+    def _recalled(self, told: Told) -> _Reading[Meant] | None:
+        """What an earlier run stored under that name."""
+        document = recalled(told.kind, self._texts.earlier.get(told.label, ""))
+        earlier = None if document is None else self._heard(document)
+        return self._read(earlier) if earlier and earlier.label == told.label else None
+
+
+def texts_of(kind: str, store: Store, earlier: dict[str, str]) -> Texts[str]:
+    """Those of a kind, out of what an earlier run left."""
+    found = {label: text for label, text in earlier.items() if is_kept(kind, text)}
+    for label in found:
+        del earlier[label]
+    return Texts(store, found, partial(kept, kind))
