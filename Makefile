@@ -496,7 +496,7 @@ put_files() {
     done
 }
 put_configuration() {
-    install -d "$$root$$manifests"
+    [[ -d $$root$$manifests ]] || install -d "$$root$$manifests"
     if edited; then
         echo "make: kept $$configuration, which was edited; this version's is $$shipped"
     else

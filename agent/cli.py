@@ -1,6 +1,7 @@
 """The command line: options in, exit codes out. What a command does is in agent.commands."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -16,14 +17,15 @@ from agent.kernel.kinds import Kernel
 from agent.options import (
     _files,
     _namespaces,
+    a_number,
     backend,
     color,
     config,
+    each_netns,
     examples,
     files,
     many_netns,
     most,
-    not_empty,
     one_netns,
     printed,
     yes,
@@ -89,7 +91,7 @@ def _confirm(yes: bool) -> Callable[[str], bool]:
         sys.stdout.flush()  # what is asked about comes first, also where both go to one file
         try:
             return bool(click.confirm(question, err=True))
-        except click.exceptions.Abort:
+        except (click.exceptions.Abort, RuntimeError, UnicodeDecodeError):  # no answer, or none
             click.echo(err=True)
             return False
 
@@ -157,12 +159,11 @@ def plan(**options: Any) -> int:
     """
     from agent.commands.plan import plan as command
 
+    chosen = backend_for(options)
     return command(
         options["paths"],
         this_process(options["color"]),
-        kernel=_kernel(backend_for(options), options["netns"])
-        if options["against"] == "live"
-        else None,
+        kernel=_kernel(chosen, options["netns"]) if options["against"] == "live" else None,
         netns=options["netns"],
         most=options["most"],
         output=options["output"],
@@ -233,6 +234,7 @@ def show(**options: Any) -> int:
 @click.option(
     "--interval",
     type=click.FloatRange(0.1, 3600),
+    callback=a_number,
     default=1.0,
     metavar="S",
     help="How many seconds from one look to the next.",
@@ -307,7 +309,7 @@ def status(config: str | None, output: str) -> int:
 @click.option(
     "--netns",
     metavar="NS",
-    callback=not_empty,
+    callback=each_netns,
     shell_complete=_namespaces,
     help="Only this namespace: a name, a path, pid:N or pod:UID.",
 )
@@ -376,6 +378,7 @@ def run_daemon(config: str | None, log_format: Literal["text", "json"]) -> int:
     This is the daemon. It watches manifests and namespaces. SIGHUP makes it read everything again;
     when it ends, the rules stay.
     """
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))  # until somebody hears it
     from agent.daemon import Daemon
     from agent.log import this_process_log
     from agent.notify import Notifier

@@ -1,5 +1,6 @@
 """Where commands read and write: results to one stream, diagnostics to another."""
 
+import io
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -11,6 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TextIO
 
+MOST_INPUT = 1 << 26  # bytes: more than manifests may have together
 GLYPH_COLORS = {"+": "\033[32m", "~": "\033[33m", "-": "\033[31m"}
 
 
@@ -45,13 +47,15 @@ def this_process(color: str = "auto") -> Console:
     """The console of this process."""
     if sys.stdout is None:
         raise Failure("standard output is closed", "Open it, to /dev/null if nobody reads it")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a locale may lack the letters of a name
+        sys.stdout.reconfigure(errors="backslashreplace")
     return Console(sys.stdout, sys.stderr or _nowhere(), _read_stdin, _colored(color))
 
 
 def _read_stdin() -> bytes:
     if sys.stdin is None:
         raise OSError("standard input is closed")
-    return sys.stdin.buffer.read()
+    return sys.stdin.buffer.read(MOST_INPUT)
 
 
 def _nowhere() -> "TextIO":

@@ -30,7 +30,7 @@ from agent.metrics import Metrics
 from agent.news import News
 from agent.notify import Notifier
 from agent.publisher import Publisher, publishing
-from agent.server import Server
+from agent.server import Busy, Server
 from agent.sources.directory import Directory
 from agent.sources.meaning import Meaning, Source, Tiding
 from agent.sources.store import Store
@@ -43,6 +43,7 @@ from rules.values import replace
 
 SLICE = 0.1  # seconds of writing down between two looks at what happens
 STUCK = 60.0  # seconds without progress in the middle of work
+LISTEN_AGAIN = 10.0  # seconds until an address is tried again that somebody else has
 SELDOM = 20_000, 50, 50  # when cycles are looked for: there are few, and much that is none
 
 
@@ -88,7 +89,7 @@ class Daemon:
         self._metrics = Metrics(lambda: self._news.status, self._counted)
         self._events = Events()
         stack.callback(self._events.close)
-        self._arrivals = Arrivals()
+        self._arrivals = Arrivals(self._warn)
         stack.callback(self._arrivals.close)
         self._epoll = stack.enter_context(select.epoll())
         self._epoll.register(self._wake.fileno(), select.EPOLLIN)
@@ -110,14 +111,13 @@ class Daemon:
         self._keeper.leave({*self._store.leaving, *self._source.namespaces, *own})
         self._server: Server | None = None
         stack.callback(self._end)
-        self._serve()
+        self._serve_if_free()
 
     def _end(self) -> None:
         """Of what a reload may have replaced."""
         self._kernel.close()
         self._source.close()
-        if self._server is not None:
-            self._server.close()
+        self._hang_up()
 
     def _made_source(self) -> Source:
         config = self._config
@@ -134,7 +134,8 @@ class Daemon:
             for warning in cluster.warnings:
                 self._warn(warning)
             return cluster
-        return Directory(config.manifests, self._store, Watch(config.manifests), self._reads)
+        watch = Watch(config.manifests, warn=self._warn)
+        return Directory(config.manifests, self._store, watch, self._reads)
 
     def _use(self, source: Source) -> None:
         self._source, self._made_of = source, _source_of(self._config)
@@ -151,7 +152,7 @@ class Daemon:
 
     def _serve(self) -> None:
         listen = self._config.listen
-        if listen is None:
+        if listen is None or self._server is not None:
             return
         self._server = Server(
             listen.host,
@@ -164,6 +165,21 @@ class Daemon:
         )
         host, port = self._server.address
         self._log.info("listening", address=host, port=port)
+
+    def _serve_if_free(self) -> None:
+        """Whoever took our port first, be it somebody without rights, keeps us from telling how
+        things stand, but not from forwarding."""
+        self._listen = math.inf
+        try:
+            self._serve()
+        except Busy as busy:
+            self._listen = time.monotonic() + LISTEN_AGAIN
+            self._log.once("listen", "error", "not listening", why=busy, so="all else goes on")
+
+    def _hang_up(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     def _first(self) -> None:
         self._log.info(
@@ -199,8 +215,8 @@ class Daemon:
             self._remember()
 
     def _wait(self) -> None:
-        due = [self._keeper.due, self._resync]
-        due += [] if self._source.due is None else [self._source.due]
+        due = [self._keeper.due, self._resync, self._listen]
+        due += [one for one in (self._source.due, self._arrivals.due) if one is not None]
         due += [] if self._stored else [-math.inf]
         if self._notifier.watchdog_seconds:
             due.append(self._fed + self._notifier.watchdog_seconds / 3)
@@ -237,6 +253,8 @@ class Daemon:
         now = time.monotonic()
         if now >= self._resync:
             self._resync = now + self._config.resync_seconds
+        if now >= self._listen:
+            self._serve_if_free()
         if self._read:
             self._read = False
             self._take(self._source.look(self._reads))
@@ -314,39 +332,39 @@ class Daemon:
         self._resync = 0.0
 
     def _change_to(self, config: Config) -> None:
-        old, self._config = self._config, config
+        """All of it, or nothing: what is new is there before what is old is let go."""
+        old = self._config
         if config.state_dir != old.state_dir:
             self._log.warning("restart to change it", key="state_dir", still=old.state_dir)
-            self._config = replace(self._config, state_dir=old.state_dir)
-        try:
+            config = replace(config, state_dir=old.state_dir)
+        self._config = config
+        with ExitStack() as undo:
+            undo.callback(self._go_on_with, old)
+            kernel, source = self._kernel, self._source
             if (config.backend, config.kubernetes) != (old.backend, old.kubernetes):
                 kernel = self._made_kernel()
-                self._kernel.close()
-                self._kernel = kernel
-                self._keeper.use(kernel)
-            if config.listen != old.listen:
-                if self._server is not None:
-                    self._server.close()
-                    self._server = None
-                self._serve()
-        except Failure:
-            self._config = replace(
-                self._config, backend=old.backend, kubernetes=old.kubernetes, listen=old.listen
-            )
-            if self._server is None:
-                self._serve()
-            raise
-        finally:
+                undo.callback(kernel.close)
             # What a kubeconfig names may have changed in place.
-            if _source_of(self._config) != self._made_of or config.source == "kubernetes":
-                self._move()
+            if _source_of(config) != self._made_of or config.source == "kubernetes":
+                source = self._made_source()
+                undo.callback(source.close)
+            if config.listen != old.listen:
+                self._hang_up()
+                self._serve()
+            undo.pop_all()
+        if kernel is not self._kernel:
+            self._kernel.close()
+            self._kernel = kernel
+            self._keeper.use(kernel)
+        if source is not self._source:
+            for descriptor in self._source.filenos():
+                self._epoll.unregister(descriptor)
+            self._source.close()
+            self._use(source)
 
-    def _move(self) -> None:
-        source = self._made_source()
-        for descriptor in self._source.filenos():
-            self._epoll.unregister(descriptor)
-        self._source.close()
-        self._use(source)
+    def _go_on_with(self, old: Config) -> None:
+        self._config = old
+        self._serve_if_free()
 
     # ----------------------------------------------------------------------------- progress
 

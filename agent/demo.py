@@ -1,8 +1,10 @@
 """The main job, for real, in namespaces of its own: forward, prove by packet, edit, clean up."""
 
 import os
+import signal
 import socket
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from agent.commands.apply import apply
@@ -45,6 +47,8 @@ def demonstrate(console: Console) -> int:
     """Run the demonstration; 0 if everything was as it should be."""
     if os.geteuid() != 0:
         raise NotPermitted("the demonstration builds network namespaces", "Run it as root")
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a terminal that is closed leaves nothing
+        signal.signal(number, partial(_leave, os.getpid()))
     prefix = f"portranger-demo-{os.getpid()}"
     with built(prefix) as lab, tempfile.TemporaryDirectory() as folder:
         console.say("1. A client, a pod and a guest, each a network namespace of its own:")
@@ -58,6 +62,12 @@ def demonstrate(console: Console) -> int:
         raise Failure("the demonstration did not go as it should", "Look for WRONG above")
     console.say("Everything was as it should be. Next: README, or portranger --help.")
     return 0
+
+
+def _leave(ours: int, number: int, _: object) -> None:
+    if os.getpid() != ours:  # in a child of pyroute2, which ends its children so
+        os._exit(128 + number)
+    raise KeyboardInterrupt
 
 
 def _forward(console: Console, lab: Lab, manifest: Path) -> bool:

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from agent.errors import Failure
+from agent.errors import Failure, NotPermitted
 
 
 def main() -> None:
@@ -32,7 +32,12 @@ def guarded(command: Callable[[], int]) -> int:
             sys.stdout.flush()
     except Failure as failure:
         return _told(str(failure), failure.exit_code)
+    except KeyboardInterrupt:
+        return _told("interrupted.", 1)
     except OSError as error:  # of the streams: all others were given a meaning where they arose
+        if error.filename is not None:  # but for one of a file that nobody thought of
+            code = NotPermitted.exit_code if isinstance(error, PermissionError) else 1
+            return _told(f"{error.filename}: {error.strerror}.", code)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         quiet = isinstance(error, BrokenPipeError)
         return 1 if quiet else _told(f"cannot write the output: {error.strerror}.", 1)

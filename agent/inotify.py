@@ -10,6 +10,7 @@ import os
 import struct
 import termios
 
+from agent.errors import TryAgain
 from rules.values import Value
 
 MODIFY, ATTRIB = 0x2, 0x4
@@ -20,6 +21,13 @@ DELETE_SELF, MOVE_SELF = 0x400, 0x800
 UNMOUNT, Q_OVERFLOW, IGNORED = 0x2000, 0x4000, 0x8000  # told without being asked for
 ONLYDIR, DONT_FOLLOW, EXCL_UNLINK = 0x1000000, 0x2000000, 0x4000000
 ISDIR = 0x40000000
+
+PAUSE = 10.0  # seconds from one look to the next where watches are not to be had
+SPENT = (
+    "the kernel gives this user no more inotify watches, so what changes is looked for every "
+    f"{PAUSE:.0f} s: raise fs.inotify.max_user_watches on the node "
+    "(sysctl -w fs.inotify.max_user_watches=1048576), or end what uses them up"
+)
 
 EVENT = struct.Struct("=iIII")  # watch, mask, cookie, length of the name
 
@@ -37,14 +45,21 @@ class Inotify:
 
     def __init__(self) -> None:
         number = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._descriptor = _checked(number, "inotify: see fs.inotify.max_user_instances")
+        if number < 0 and ctypes.get_errno() == errno.EMFILE and _is_room():
+            raise TryAgain(
+                "the kernel gives this user no more inotify instances",
+                "Raise fs.inotify.max_user_instances on the node "
+                "(sysctl -w fs.inotify.max_user_instances=1024), or end what uses them up",
+            )
+        self._descriptor = _checked(number, "inotify")
 
     def fileno(self) -> int:
         return self._descriptor
 
     def watch(self, path: str, mask: int) -> int:
         """The number of the watch: what is watched already (by whatever path) keeps its own, and
-        the new mask takes the place of the old one."""
+        the new mask takes the place of the old one. Where there are no more to be had, `is_spent`
+        is true of what is raised."""
         raw = os.fsencode(path)
         if b"\0" in raw:  # C would read the path up to there, and watch something else
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
@@ -62,6 +77,20 @@ class Inotify:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def is_spent(error: OSError) -> bool:
+    """Whether the kernel gives no more watches, whatever is to be watched."""
+    return error.errno == errno.ENOSPC
+
+
+def _is_room() -> bool:
+    """Whether this process may open more: the kernel has one word for its limit and the user's."""
+    try:
+        os.close(os.eventfd(0))
+    except OSError:
+        return False
+    return True
 
 
 def _events(data: bytes) -> list[Happened]:

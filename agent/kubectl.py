@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import NoReturn
 
 from agent.commands.explain import address_of, protocol_and_port
@@ -65,7 +64,8 @@ def _answered(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 def outside(environ: Mapping[str, str]) -> Mapping[str, str]:
     """In a pod a kubeconfig counts before the pod's own account, as it does for kubectl."""
-    known = environ.get("KUBECONFIG") or Path(environ.get("HOME", ""), ".kube/config").exists()
+    usual = f"{environ.get('HOME', '')}/.kube/config"
+    known = environ.get("KUBECONFIG") or os.path.exists(usual)  # noqa: PTH110 - or may not be seen
     return {key: value for key, value in environ.items() if key != IN_A_POD or not known}
 
 

@@ -1,5 +1,7 @@
 """The options that several commands share, and how shells complete them."""
 
+import math
+import os
 from typing import Any
 
 import click
@@ -49,10 +51,27 @@ most = click.option(
 )
 
 
-def not_empty(_context: object, _option: object, value: Any) -> Any:
-    if value == "" or (isinstance(value, tuple) and "" in value):
-        raise click.BadParameter("is empty: write a name, a path, pid:N or pod:UID.")
+def a_number(_context: object, _option: object, value: float) -> float:
+    """Python's nan is within every range."""
+    if math.isnan(value):
+        raise click.BadParameter("is not a number of seconds.")
     return value
+
+
+def each_netns(_context: object, _option: object, value: Any) -> Any:
+    """One or several, as they are called elsewhere."""
+    if isinstance(value, tuple):
+        return tuple(_netns(one) for one in value)
+    return None if value is None else _netns(value)
+
+
+def _netns(text: str) -> str:
+    """A number is a process, as for `ip netns`, unless a namespace has that name. A machine may be
+    called so: hence here, and not where manifests are read."""
+    if not text:
+        raise click.BadParameter("is empty: write a name, a path, pid:N or pod:UID.")
+    is_process = text.isdecimal() and not os.path.exists(f"/run/netns/{text}")  # noqa: PTH110
+    return f"pid:{text}" if is_process else text
 
 
 printed = click.option(
@@ -66,7 +85,7 @@ printed = click.option(
 one_netns = click.option(
     "--netns",
     metavar="NS",
-    callback=not_empty,
+    callback=each_netns,
     shell_complete=_namespaces,
     help="Put every manifest into this namespace: a name, a path, pid:N or pod:UID.",
 )
@@ -74,7 +93,7 @@ one_netns = click.option(
 many_netns = click.option(
     "--netns",
     multiple=True,
-    callback=not_empty,
+    callback=each_netns,
     metavar="NS",
     shell_complete=_namespaces,
     help="A namespace: a name, a path, pid:N or pod:UID; may be repeated. Without it, all that "

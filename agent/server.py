@@ -57,6 +57,10 @@ ALWAYS = {
 BUSY = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
+class Busy(Failure):
+    """Somebody else listens there."""
+
+
 class Server:
     """Listens from the moment it is made until it is closed."""
 
@@ -81,7 +85,8 @@ class Server:
                 "It takes CAP_NET_BIND_SERVICE for a port below 1024; " + WAY_OUT,
             ) from error
         except OSError as error:
-            raise Failure(
+            kind = Busy if error.errno == errno.EADDRINUSE else Failure
+            raise kind(
                 f"cannot listen on {_named(host, port)}: {_reason(error)}", WAY_OUT
             ) from error
         bound = self._listener.socket.getsockname()

@@ -16,6 +16,7 @@ def heard(tell: Callable[[int], None]) -> Iterator[socket.socket]:
         writer.setblocking(False)
         before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         handlers = {number: signal.signal(number, lambda n, _: tell(n)) for number in numbers}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
         try:
             yield reader
         finally:

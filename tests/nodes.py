@@ -141,10 +141,10 @@ def _vm(node: str, number: int, *, bridged: bool) -> Iterator[Vm]:
 # ---------------------------------------------------------------------------------------- packets
 
 
-def socket_in(where: str, to: str, kind: socket.SocketKind) -> socket.socket:
+def socket_in(where: str, to: str, kind: socket.SocketKind, protocol: int = 0) -> socket.socket:
     family = socket.AF_INET6 if ":" in to else socket.AF_INET
     with opened(where) as descriptor, inside(descriptor, where):
-        made = socket.socket(family, kind)
+        made = socket.socket(family, kind, protocol)
     made.settimeout(PATIENCE)
     return made
 

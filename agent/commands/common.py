@@ -96,11 +96,13 @@ def on_the_node(
     unknown: Collection[str] = (),
 ) -> Intent:
     """What to do there; links are those of the machines' namespaces."""
-    from agent.config import load  # whoever has no Services needs neither
+    from agent.config import Config, load  # whoever has no Services needs neither
     from agent.publisher import published, published_from_nothing, publishing
 
     selection = select(snapshot.services, snapshot.machines, links if kernel else None, unknown)
-    how, bands = publishing(replace(load(None), source="files"))
+    # A pipeline plans alike wherever it runs, and by whomever.
+    config = Config() if kernel is None else load(None)
+    how, bands = publishing(replace(config, source="files"))
     if kernel is None:
         return intend_from_nothing(NODE, published_from_nothing(selection, how, bands))
 

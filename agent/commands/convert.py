@@ -1,5 +1,6 @@
 """`portranger convert`: manifests with their port ranges in another spelling, in their own text."""
 
+import io
 from collections.abc import Callable, Sequence
 
 from agent.commands.common import BAD_MANIFEST, OK
@@ -31,6 +32,8 @@ def convert(paths: Sequence[str], console: Console, *, to: str) -> int:
     if problems:
         console.warn(f"{counted(len(problems), 'problem')} in {counted(count, 'manifest')}.")
         return BAD_MANIFEST
+    if isinstance(console.out, io.TextIOWrapper):  # a manifest is UTF-8, whatever the locale
+        console.out.reconfigure(encoding="utf-8")
     console.out.write(together([_edited(file, text, to, console) for file, text in texts]))
     return OK
 

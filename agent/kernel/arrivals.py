@@ -8,7 +8,8 @@ mount is no change of its directory.
 import contextlib
 import os
 import select
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 
@@ -21,11 +22,16 @@ MOUNTED = select.EPOLLPRI | select.EPOLLERR
 # One mask for all: a directory that is watched twice has the mask of the last time.
 CHANGED = inotify.CREATE | inotify.DELETE | inotify.MOVED_FROM | inotify.MOVED_TO | inotify.ONLYDIR
 
+Clock = Callable[[], float]
+Warn = Callable[[str], None]
+
 
 class Arrivals:
     """Watches the named namespaces, the directories it is told to follow, and the mounts."""
 
-    def __init__(self) -> None:
+    def __init__(self, warn: Warn = lambda _: None, clock: Clock = time.monotonic) -> None:
+        self._warn, self._clock = warn, clock
+        self.due: float | None = None  # when to ask again although nothing is to be read
         with contextlib.ExitStack() as stack:
             self._inotify = stack.enter_context(contextlib.closing(Inotify()))
             # To poll is to take the news: what the caller polls tells him, but no longer us.
@@ -49,10 +55,12 @@ class Arrivals:
             self._arm()
 
     def stirred(self) -> bool:
-        """Whether something happened since the last call."""
+        """Whether something happened since the last call, or may have happened unseen."""
         happened = [self._matters(event) for event in self._inotify.read()]
         mounted = bool(self._poll.poll(0))  # may also have hidden what is watched
-        if mounted or any(happened):
+        unseen = self.due is not None and self.due <= self._clock()
+        if mounted or any(happened) or unseen:
+            self.due = None
             self._arm()
             return True
         return False
@@ -90,9 +98,18 @@ class Arrivals:
             for place, following in zip_longest(steps, steps[1:]):
                 try:
                     number = self._inotify.watch(str(place), CHANGED)
-                except OSError:  # not there, not a directory, not for us
+                except OSError as error:  # not there, not a directory, not for us
+                    if inotify.is_spent(error):
+                        self._go_by_timer()
                     break
                 yield number, following.name if following else None
+
+    def _go_by_timer(self) -> None:
+        """Until a look that was taken with every watch in place: what is followed meanwhile does
+        not show what was missed before."""
+        self._warn(inotify.SPENT)
+        if self.due is None:
+            self.due = self._clock() + inotify.PAUSE
 
 
 def _ways(directory: str) -> Iterable[Path]:

@@ -107,14 +107,11 @@ def _path(netns: str) -> str:
         return netns
     if netns.startswith("pid:"):
         return f"/proc/{netns.removeprefix('pid:')}/ns/net"
-    named = f"{NAMED}/{netns}"
-    if netns.isdecimal() and not Path(named).exists():
-        return f"/proc/{netns}/ns/net"
-    return named
+    return f"{NAMED}/{netns}"
 
 
 def _missing(netns: str) -> NoNamespace:
-    if netns.startswith("pid:") or netns.isdecimal():
+    if netns.startswith("pid:"):
         return NoNamespace(f"there is no process or network namespace {netns}")
     fix = f"Create it (ip netns add {netns})" if "/" not in netns else "Create it"
     return NoNamespace(

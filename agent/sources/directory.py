@@ -148,6 +148,7 @@ class Directory:
             if self._texts.get(file) != text:
                 if enough():
                     return False
+                self._texts.pop(file, None)  # what cannot be written is not there any more
                 if self._store.keep(file, text):  # else the next time
                     self._texts[file] = text
                 beat()

@@ -4,6 +4,7 @@ there, in which a source that cannot be read is a problem and never the same as 
 It does without pathlib, whose import takes as long as reading a dozen manifests.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
@@ -13,13 +14,16 @@ from rules.fences import Laws
 from rules.manifests import MOST_ENTRIES, read
 from rules.model import Machine
 from rules.policies import Namespace, NetworkPolicy
-from rules.problems import Path, Problem, printable
+from rules.problems import Path, Problem
 from rules.services import Pod, Service
 from rules.values import Value, replace
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
 MOST_BYTES = 32 * 1024 * 1024
 STDIN = "<stdin>"
-LONGEST_PATH = 4096
 NAMED = 3  # of the other places where the same is written
 _SUFFIXES = (".yaml", ".yml", ".json")
 _PIPES = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # what shells write for <(command)
@@ -135,7 +139,10 @@ def file_of(one: Declared) -> str:
 
 def label(name: str) -> str:
     """The name for messages: whatever bytes a file name has, it can be printed on one line."""
-    return STDIN if name == "-" else printable(name, LONGEST_PATH)
+    if name == "-":
+        return STDIN
+    # Two names never become one: whoever keeps what files mean knows them by this.
+    return "".join(c if c.isprintable() and c != "\\" else ascii(c)[1:-1] for c in name)
 
 
 def each_once(paths: Iterable[str]) -> list[str]:
@@ -191,7 +198,15 @@ def _content(name: str) -> bytes:
             )
         if status.st_size > MOST_BYTES:
             _refuse_size()
-        return _bounded(file.read(MOST_BYTES + 1))
+        return _bounded(whole(file))
+
+
+def whole(file: "BinaryIO") -> bytes:
+    """All of it that is read, and never what would have us wait, as /proc/kmsg does."""
+    read: bytes | None = file.read(MOST_BYTES + 1)
+    if read is None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return read
 
 
 def _bounded(content: bytes) -> bytes:

@@ -65,8 +65,8 @@ class Store:
     def leave(self, names: Iterable[str]) -> None:
         """These namespaces are still to be cleared."""
         wanted = frozenset(names)
-        if wanted != self.leaving and self._write(self._names, sorted(wanted)):
-            self.leaving = wanted
+        if wanted != self.leaving:
+            self.leaving = wanted if self._write(self._names, sorted(wanted)) else frozenset()
 
     def node_ports(self) -> list[Held]:
         """Who was given which node ports, as far as that is known."""
@@ -157,8 +157,9 @@ class Store:
             self._warn(f"cannot write {path}: {error.strerror}")
             with contextlib.suppress(OSError):
                 scratch.unlink()
-            with contextlib.suppress(OSError):
-                path.unlink()  # what is no longer true is worse than nothing
+            if not durable:  # who was given which ports stays true of all but the newest
+                with contextlib.suppress(OSError):
+                    path.unlink()  # what is no longer true is worse than nothing
             return False
         return True
 

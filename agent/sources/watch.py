@@ -29,16 +29,22 @@ PATIENCE = 10.0  # seconds without a word from a writer who has not closed its f
 MOST_LINKS = 40  # as the kernel follows
 
 Clock = Callable[[], float]
+Names = set[str] | None  # that matter in a directory; None: every one
+Warn = Callable[[str], None]
 
 
 class Watch:
     """Of one directory of manifests."""
 
-    def __init__(self, directory: str, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, directory: str, clock: Clock = time.monotonic, warn: Warn = lambda _: None
+    ) -> None:
         self._directory = directory
         self._clock = clock
+        self._warn = warn
         self._inotify = Inotify()
-        self._names: dict[int, tuple[str, set[str] | None]] = {}  # by watch; None: every name
+        self._names: dict[int, tuple[str, Names]] = {}  # by watch
+        self._blind: float | None = None  # until when we go without a watch that we want
         self._writing: dict[str, float] = {}  # paths, and when we stop waiting for them
         self._stirred: set[str] | None = set()  # what was heard and not told yet; None: anything
 
@@ -53,7 +59,8 @@ class Watch:
         """When to ask again although nothing is to be read."""
         if self._stirred is None or self._stirred:
             return self._clock()
-        return min(self._writing.values(), default=None)
+        blind = () if self._blind is None else (self._blind,)
+        return min((*self._writing.values(), *blind), default=None)
 
     def is_written(self, paths: Iterable[str]) -> bool:
         """Whether somebody is known to be in the middle of writing one of these files."""
@@ -62,35 +69,34 @@ class Watch:
     def follow(self, links: Collection[str]) -> bool:
         """Watch the directory and these links in it, as they lead now; whether that is more than
         before, so that something may have been missed."""
-        wanted: dict[str, set[str] | None] = {}
-        for path in (self._directory, *links):
-            for folder, name in way(path):
-                names = wanted.setdefault(folder, set())
-                if names is not None:
-                    names.add(name)
-        wanted[os.path.realpath(self._directory)] = None
-        files = {os.path.dirname(os.path.realpath(link)) for link in links}
-        found: dict[int, tuple[str, set[str] | None]] = {}
-        for folder, names in wanted.items():
-            mask = STEPS | WRITES if names is None or folder in files else STEPS
+        found: dict[int, tuple[str, Names]] = {}
+        self._blind = None
+        for folder, names, mask in self._wanted(links):
             try:
                 number = self._inotify.watch(folder, mask)
-            except OSError:
-                continue  # it is not there; what leads to it is watched
-            found[number] = (folder, names)
+                found[number] = (folder, names)
+            except OSError as error:  # else it is not there; what leads to it is watched
+                if inotify.is_spent(error):
+                    self._blind = self._clock() + inotify.PAUSE
         for number in self._names.keys() - found.keys():
             self._inotify.unwatch(number)
         more = bool(found.keys() - self._names.keys())
         self._names = found
+        if self._blind is not None:
+            self._warn(inotify.SPENT)
         return more
 
     def stirred(self) -> set[str] | None:
         """The paths that something happened to, or that were waited for in vain; they may be none.
+        The directory itself is among them when it is time to look without having been told.
         None: anything may have happened."""
         self.hear()
         now = self._clock()
         for path in [path for path, until in self._writing.items() if until <= now]:
             self._over(path)
+        if self._blind is not None and self._blind <= now:
+            self._blind = None  # until it is followed again
+            self._over(self._directory)
         stirred, self._stirred = self._stirred, set()
         return stirred
 
@@ -106,6 +112,19 @@ class Watch:
                     self._writing[path] = self._clock() + PATIENCE
                 else:
                     self._over(path)
+
+    def _wanted(self, links: Collection[str]) -> Iterator[tuple[str, Names, int]]:
+        """Every directory to watch, the names that matter in it, and with which mask."""
+        wanted: dict[str, Names] = {}
+        for path in (self._directory, *links):
+            for folder, name in way(path):
+                names = wanted.setdefault(folder, set())
+                if names is not None:
+                    names.add(name)
+        wanted[os.path.realpath(self._directory)] = None
+        files = {os.path.dirname(os.path.realpath(link)) for link in links}
+        for folder, names in wanted.items():
+            yield folder, names, STEPS | WRITES if names is None or folder in files else STEPS
 
     def _over(self, path: str) -> None:
         """It is as it will be for now."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,10 @@ def shell(command: str) -> subprocess.CompletedProcess[str]:
         ("portranger --help >/dev/full", 1),
         (f"portranger apply --yes --netns '' -f {DESKTOP}", 64),
         ("portranger show --netns pid:99999999", 75),
+        (f"portranger plan --against empty -f {DESKTOP} --netns $'a\\xff'", 0),
+        (f"portranger plan --against empty -f {DESKTOP} -o nft --backend iptables", 64),
+        ("portranger top --interval nan", 64),
+        ("ulimit -v 2000000; portranger validate -f - </dev/zero", 65),
     ],
 )
 def test_odd_streams_and_names_get_a_sentence_and_a_code(command: str, code: int) -> None:
@@ -131,3 +136,54 @@ def test_a_family_that_loses_its_address_keeps_its_rules(tmp_path: Path) -> None
             ["ip", "-n", lab.pod, "addr", "del", "192.0.2.2/24", "dev", "eth0"], check=True
         )
         assert "No changes" in shell(f"portranger apply --yes -f {path}").stdout
+
+
+def test_a_plan_for_a_pipeline_takes_nothing_from_the_machine_it_runs_on(tmp_path: Path) -> None:
+    """Also where somebody else may not read the daemon's configuration there."""
+    phone = ROOT / "examples" / "services" / "phone.yaml"
+    plain = shell(f"portranger plan --against empty -f {phone}")
+    hidden = f"mount -t tmpfs -o mode=0700 none /etc && cd {ROOT}"
+    line = f"{hidden} && setpriv --reuid 65534 --clear-groups {COMMAND} plan --against empty"
+    assert plain.returncode == 0
+    done = shell(f"unshare --mount bash -c '{line} -f {phone}'")
+    assert (done.returncode, done.stdout) == (0, plain.stdout), done.stderr
+
+
+@pytest.mark.parametrize("answer", ["<&-", "< <(printf 'j\\xe4\\n')"])
+@pytest.mark.needs_root
+def test_no_answer_is_no(answer: str) -> None:
+    with built(f"prt{os.getpid()}") as lab:
+        done = shell(f"LC_ALL=C.UTF-8 portranger apply --netns {lab.pod} -f {DESKTOP} {answer}")
+        assert "nothing was applied" in done.stderr
+        assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+
+
+def test_what_is_converted_is_utf8_whatever_the_locale(tmp_path: Path) -> None:
+    text = DESKTOP.read_text() + "# \N{RIGHTWARDS ARROW}\n"
+    file = tmp_path / "desktop.yaml"
+    file.write_text(text)
+    for encoding in ("latin-1", "ascii", "utf-8"):
+        done = subprocess.run(
+            [*COMMAND.split(), "convert", "--to", "annotations", "-f", file],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.decode().endswith("# \N{RIGHTWARDS ARROW}\n")
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("number", ["HUP", "TERM", "INT"])
+def test_a_demonstration_that_is_interrupted_leaves_nothing(number: str) -> None:
+    with subprocess.Popen(
+        [*COMMAND.split(), "demo"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as demo:
+        assert demo.stdout is not None
+        assert "namespace of its own" in demo.stdout.readline()
+        demo.send_signal(signal.Signals[f"SIG{number}"])
+        demo.communicate(timeout=60)
+    assert demo.returncode == 1
+    assert not list(Path("/run/netns").glob(f"portranger-demo-{demo.pid}-*"))

@@ -11,11 +11,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from agent.daemon import LISTEN_AGAIN
 from agent.kernel.netns import inside, opened
 from tests.daemon.running import A_MOMENT, PATIENCE, Node, comes_to_forward, forwarded, handles
 from tests.spaces import eventually, manifest, observed, run, using, within
@@ -172,6 +173,14 @@ def test_a_reload_that_cannot_be_keeps_the_old_configuration(node: Node, blue: s
         assert "another process listens there" in failed["why"]
         assert daemon.standing(blue)["state"] == "in sync"
         assert handles(blue) == before
+        (node.folder / "empty").mkdir()
+        others = {"backend": "iptables", "manifests": str(node.folder / "empty")}
+        node.configure(listen=f"127.0.0.1:{port}", **others)
+        daemon.reload()
+        assert len(daemon.said("reload failed")) == 2
+        assert daemon.standing(blue)["state"] == "in sync"
+        assert handles(blue) == before
+        node.configure(backend="auto", manifests=str(node.manifests))
         node.configure(state_dir=str(node.folder / "other"), listen="127.0.0.1:0")
         daemon.reload()
         assert daemon.said("restart to change it", key="state_dir")
@@ -246,12 +255,39 @@ def test_who_has_no_capability_at_all_is_told_one(node: Node) -> None:
     assert "CAP_" in said
 
 
-def test_an_address_that_is_in_use_is_told(node: Node) -> None:
-    with taken(node) as port:
+def test_who_takes_its_address_does_not_keep_it_from_forwarding(node: Node, blue: str) -> None:
+    """Anybody may listen on the loopback. It listens when they have gone."""
+    node.save("a.yaml", manifest(blue, "22"))
+    with ExitStack() as others:
+        port = others.enter_context(taken(node))
         node.configure(listen=f"127.0.0.1:{port}")
-        code, said = node.refused()
-    assert code == 1
-    assert f"cannot listen on 127.0.0.1:{port}: another process listens there" in said
+        with node.running() as daemon:
+            assert comes_to_forward(blue, "tcp 22")
+            (told,) = daemon.said("not listening", so="all else goes on")
+            assert f"127.0.0.1:{port}: another process listens there" in told["why"]
+            node.save("a.yaml", manifest(blue, "23"))
+            assert comes_to_forward(blue, "tcp 23")
+            others.close()
+            assert eventually(lambda: bool(daemon.said("listening")), 2 * LISTEN_AGAIN)
+            assert daemon.standing(blue)["state"] == "in sync"
+
+
+def test_a_reload_that_comes_while_it_starts_is_done_when_it_has_started(node: Node) -> None:
+    daemon = node.start()
+    try:
+        assert eventually(lambda: holds_back(daemon.pid, signal.SIGHUP), PATIENCE)
+        daemon.tell(signal.SIGHUP)
+        assert daemon.says("reloaded")
+        daemon.stop()
+    finally:
+        daemon.kill()
+
+
+def holds_back(pid: int, number: signal.Signals) -> bool:
+    """Whether a signal would have to wait now."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mask,) = (line.split()[1] for line in lines if line.startswith("SigBlk:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 # ------------------------------------------------------------------------------------- sd_notify

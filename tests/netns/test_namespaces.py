@@ -81,7 +81,6 @@ def test_a_namespace_is_found_by_its_path(netns: str, tmp_path: Path) -> None:
 def test_a_namespace_is_found_by_a_process_in_it(netns: str) -> None:
     with process("sleep", "60", netns=netns) as child:
         assert seen_from(f"pid:{child.pid}") == inode(netns)
-        assert seen_from(str(child.pid)) == inode(netns)
         assert seen_from(f"/proc/{child.pid}/ns/net") == inode(netns)
 
 
@@ -105,7 +104,20 @@ def test_a_namespace_without_a_name_is_served_by_its_process() -> None:
         text = manifest("somewhere-else", "1000-8000")
         done = portranger("apply", "--yes", "--netns", f"pid:{child.pid}", "-f", "-", stdin=text)
         assert done.returncode == 0, done.stderr
-        assert len(observed(str(child.pid)).live) == 4
+        assert len(observed(f"pid:{child.pid}").live) == 4
+        done = portranger("plan", "--netns", str(child.pid), "-f", "-", stdin=text)
+        assert "No changes. 4 rules match." in done.stdout, "a number is a process, too"
+
+
+def test_a_machine_that_is_called_a_number_is_not_in_the_namespace_of_a_process(
+    netns: str,
+) -> None:
+    with process("sleep", "60", netns=netns) as child:
+        named = manifest("unused", "1000-8000").replace("unused", f'"{child.pid}"')
+        done = portranger("apply", "--yes", "-f", "-", stdin=named)
+        assert done.returncode == 75
+        assert f"there is no network namespace {child.pid}" in done.stderr
+        assert not observed(netns).table
 
 
 @pytest.mark.parametrize(
@@ -117,7 +129,7 @@ def test_a_namespace_that_is_not_there_is_said_so(name: str) -> None:
         pass
     assert failure.value.exit_code == 75
     assert name in str(failure.value)
-    a_process = name.startswith("pid:") or name.isdecimal()
+    a_process = name.startswith("pid:")
     assert ("process" if a_process else "--netns") in str(failure.value)
 
 

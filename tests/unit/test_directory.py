@@ -211,6 +211,34 @@ def test_the_last_good_meaning_is_found_again_by_the_next_run(seen: Seen) -> Non
     assert seen.warnings == []
 
 
+def test_files_whose_names_are_in_no_encoding_are_as_many_as_they_are(seen: Seen) -> None:
+    for name, netns in ((b"vm-\xe4.yaml", "blue"), (b"vm-\xf6.yaml", "red")):
+        seen.write(os.fsdecode(name), manifest(netns, "22", netns))
+    assert {machine.netns for machine in seen.read().machines} == {"blue", "red"}
+    for name in (b"vm-\xe4.yaml", b"vm-\xf6.yaml"):
+        seen.write(os.fsdecode(name), BAD)
+    seen.restart()
+    assert {machine.netns for machine in seen.read().machines} == {"blue", "red"}
+
+
+def test_what_could_not_be_stored_is_stored_when_it_can_be(seen: Seen) -> None:
+    """Also where the file says by then what it said before."""
+    path = seen.write("a.yaml", manifest("blue", "22"))
+    before = seen.read()
+    (stored,) = (seen.state / "last-good").iterdir()
+    in_the_way = Path(f"{stored}.new")
+    in_the_way.mkdir()
+    seen.write("a.yaml", manifest("blue", "23"))
+    seen.read()
+    assert "cannot write" in seen.warnings[0]
+    in_the_way.rmdir()
+    seen.write("a.yaml", manifest("blue", "22"))
+    seen.read()
+    path.write_text(BAD)
+    seen.restart()
+    assert seen.read().machines == before.machines
+
+
 def test_what_is_in_conflict_is_not_remembered(seen: Seen) -> None:
     seen.write("a.yaml", manifest("blue", "22", "one"))
     seen.read()

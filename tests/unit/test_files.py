@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.sources import CODES
-from agent.sources.files import MOST_BYTES, STDIN, Other, Snapshot, laws_of, load
+from agent.sources.files import MOST_BYTES, STDIN, Other, Snapshot, label, laws_of, load, whole
 from rules.fences import Laws
 
 ROOT = Path(__file__).parents[2]
@@ -414,3 +414,20 @@ def test_every_code_in_use_is_documented() -> None:
     )
     # Those of duplicates are made of the word for what is written twice.
     assert all(f'"{code.removeprefix("duplicate-")}"' in text for code in CODES)
+
+
+def test_names_that_differ_are_told_apart_whatever_bytes_they_have(tmp_path: Path) -> None:
+    odd = [b"\xe4", b"\xf6", b"\\xe4", "ä".encode(), b"\n", b"\\n"]
+    labels = {label(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)) for name in odd}
+    assert len(labels) == len(odd)
+    assert all(one.isprintable() for one in labels)
+
+
+def test_what_would_have_us_wait_is_not_read() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    try:
+        with os.fdopen(reading, "rb") as file, pytest.raises(BlockingIOError):
+            whole(file)
+    finally:
+        os.close(writing)

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from agent.sources.store import Store
+from rules.model import Protocol
+from rules.node_ports import Holder
+from rules.ports import PortRange
 
 
 class Kept:
@@ -152,3 +155,33 @@ def test_a_write_that_fails_leaves_nothing_that_is_no_longer_true(kept: Kept) ->
     store.keep("a", "2")
     assert "cannot write" in kept.warnings[0]
     assert not path.exists()
+
+
+def test_a_namespace_that_could_not_be_written_down_is_written_down_later(kept: Kept) -> None:
+    store = kept.open()
+    store.leave(["blue"])
+    in_the_way = kept.folder / "leaving.json.new"
+    in_the_way.mkdir()
+    store.leave(["blue", "red"])
+    in_the_way.rmdir()
+    store.leave(["blue"])
+    again = kept.open()
+    again.load()
+    assert again.leaving == {"blue"}
+
+
+def test_node_ports_that_were_given_before_survive_a_disk_that_is_full(kept: Kept) -> None:
+    first, second = (
+        (Holder("Service/default/web", port, Protocol.TCP), PortRange(at, at + 9))
+        for port, at in (("a", 31000), ("b", 31010))
+    )
+    store = kept.open()
+    store.keep_node_ports([first])
+    in_the_way = kept.folder / "node-ports.json.new"
+    in_the_way.mkdir()
+    store.keep_node_ports([first, second])
+    assert "cannot write" in kept.warnings[0]
+    assert kept.open().node_ports() == [first]
+    in_the_way.rmdir()
+    store.keep_node_ports([first, second])
+    assert kept.open().node_ports() == [first, second]
