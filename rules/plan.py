@@ -16,7 +16,9 @@ from rules.model import (
     Members,
     Observed,
     Peers,
+    Protocol,
     Rule,
+    Sysctl,
 )
 from rules.ports import ALL_PORTS, PortRange, coalesce
 from rules.shapes import Lives, gathered, lives, lookup_of, name, weight
@@ -122,7 +124,7 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
         jumped=observed.jumped,
         sysctls=tuple(
             SysctlChange(sysctl.name, observed.sysctls.get(sysctl.name), sysctl.value)
-            for sysctl in sorted(desired.sysctls)
+            for sysctl in sorted(desired.sysctls, key=_turn)
             if observed.sysctls.get(sysctl.name) != sysctl.value
         ),
         mapped=observed.mapped or {},
@@ -130,6 +132,12 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
         sets_before=observed.sets,
         sets=_sets(desired, unchanged, observed),
     )
+
+
+def _turn(sysctl: Sysctl) -> tuple[bool, Sysctl]:
+    """Links are told to listen to routers before forwarding would have them forget what they
+    heard; the rest by name."""
+    return not sysctl.name.endswith(".accept_ra"), sysctl
 
 
 def _sets(
@@ -155,11 +163,12 @@ def _surplus(live: Lives, desired: Desired, missing: Iterable[Rule]) -> Iterator
     """What is there and not wanted, and need not wait either."""
     waiting = {pending.owner for pending in desired.pending}
     claimed = _by_lookup(missing) if waiting or desired.kept else {}
+    wanted = _Wanted(desired.rules if desired.unclaimed_stay else ())
     for rule in frozenset(live.by_rule).difference(desired.rules):
         waits = rule in desired.kept or rule.owner in waiting
         stays = waits and not _is_claimed(rule, claimed)
         stays = stays or (desired.filters_stay and rule.chain is Chain.FORWARD)
-        if not stays and not (desired.unclaimed_stay and _is_out_of_the_way(rule, desired)):
+        if not stays and not (desired.unclaimed_stay and wanted.leaves_alone(rule)):
             yield live.by_rule[rule]
 
 
@@ -174,10 +183,13 @@ def _by_lookup(rules: Iterable[Rule]) -> dict[Lookup | None, list[PortRange]]:
 
 def _is_claimed(rule: Rule, claimed: Mapping[Lookup | None, Sequence[PortRange]]) -> bool:
     """Whether somebody wants ports of a rule that waits, where it is: one map cannot hold both."""
-    ports = rule.ports or ALL_PORTS
-    others = claimed.get(lookup_of(rule), ())
-    before = bisect_right(others, ports.last, key=lambda one: one.first)
-    return before > 0 and others[before - 1].last >= ports.first
+    return _have(claimed.get(lookup_of(rule), ()), rule.ports or ALL_PORTS)
+
+
+def _have(ranges: Sequence[PortRange], ports: PortRange) -> bool:
+    """Whether ranges, which are coalesced, have any of these ports."""
+    before = bisect_right(ranges, ports.last, key=lambda one: one.first)
+    return before > 0 and ranges[before - 1].last >= ports.first
 
 
 def _copies(live: Lives) -> list[Live]:
@@ -203,21 +215,34 @@ def _maps(
     return gathered(weights, observed.mapped)
 
 
-def _is_out_of_the_way(rule: Rule, desired: Desired) -> bool:
-    """Whether nobody who is known owns the rule, or has another for the same packets. What filters
-    let pass is owned by policies, which may be for several machines."""
-    filters = rule.chain is Chain.FORWARD
-    of_policies = filters and rule.accepts and not rule.resumes
-    return not any(
-        (other.owner == rule.owner and not of_policies)
-        or (
-            (other.chain, other.family, other.source) == (rule.chain, rule.family, rule.source)
-            and (other.destination == rule.destination or not filters)
-            and (None in (other.protocol, rule.protocol) or other.protocol is rule.protocol)
-            and (other.ports or ALL_PORTS).overlaps(rule.ports or ALL_PORTS)
-        )
-        for other in desired.rules
-    )
+class _Wanted:
+    """Whose rules are wanted, and for which packets. There may be thousands, and as many that
+    nobody claims: so what one of those could meet is looked up."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._owners = {rule.owner for rule in rules}
+        met: dict[tuple[object, ...], list[PortRange]] = {}
+        for rule in rules:
+            # One for any protocol meets those for each, and is met by them.
+            for protocol in (rule.protocol, None) if rule.protocol else (*Protocol, None):
+                met.setdefault((_packets(rule), protocol), []).append(rule.ports or ALL_PORTS)
+        self._met = {place: coalesce(ranges) for place, ranges in met.items()}
+
+    def leaves_alone(self, rule: Rule) -> bool:
+        """Whether nobody who is known owns the rule, or has another for the same packets. What
+        filters let pass is owned by policies, which may be for several machines."""
+        of_policies = rule.chain is Chain.FORWARD and rule.accepts and not rule.resumes
+        if rule.owner in self._owners and not of_policies:
+            return False
+        met = self._met.get((_packets(rule), rule.protocol), ())
+        return not _have(met, rule.ports or ALL_PORTS)
+
+
+def _packets(rule: Rule) -> tuple[object, ...]:
+    """Which packets a rule is for, but for protocol and ports. Whom they are for tells only filters
+    apart: of translations, one may be for any of the namespace's own addresses."""
+    end = rule.destination if rule.chain is Chain.FORWARD else None
+    return rule.chain, rule.family, rule.source, end
 
 
 def order(rule: Rule) -> tuple[object, ...]:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from rules.allotment import holder_of, name_of, wishes
 from rules.desired import label
 from rules.model import (
+    LONGEST_LINK_NAME,
     OWN,
     Address,
     Chain,
@@ -25,11 +26,13 @@ from rules.model import (
     Share,
     Surroundings,
     Sysctl,
+    is_link_name,
 )
 from rules.node_ports import Allocations
 from rules.occupied import Occupied
 from rules.places import is_global
 from rules.ports import ALL_PORTS, PortRange, coalesce, subtract
+from rules.problems import printable
 from rules.services import Endpoint, Publication, Service, ServicePort, ServiceType
 from rules.values import Value
 
@@ -258,10 +261,11 @@ def desire_node(
         sysctls |= set(_settings(given, families, node, how))
         notes += () if how.reserve else _ephemeral(given, node)
         notes += _unreachable(given, node)
+        notes += _unanswered(given, node)
         notes += [
             f"{link} bridges translated packets itself (net.bridge.bridge-nf-call-iptables): a"
             " machine behind it reaches its own Service only if its port there is in hairpin mode"
-            for link in node.bridging
+            for link in (printable(one, LONGEST_LINK_NAME) for one in node.bridging)
         ]
     return Desired(
         rules=frozenset(rules),
@@ -331,7 +335,8 @@ def _detours(shown: Iterable[Face], family: Family, node: Node) -> Iterator[Rule
     if any(face.at == OWN[family] for face in here):
         asked |= {at for at in node.own if Family.of(at) is family}
     published = tuple(sorted(asked))
-    links = {node.routes[one.address] for one in endpoints if one.address in node.routes}
+    reached = {node.routes[one.address] for one in endpoints if one.address in node.routes}
+    links = {link for link in reached if is_link_name(link)}
     remote = {one.address for one in endpoints if not one.local}
     ways = []
     if published and links:
@@ -378,3 +383,18 @@ def _unreachable(shown: Iterable[Face], node: Node) -> Iterator[str]:
     }
     for name, address in sorted(lost, key=str):
         yield f"{name}: the node has no route to {address}"
+
+
+def _unanswered(shown: Iterable[Face], node: Node) -> Iterator[str]:
+    """Who is behind a link that no rule can name. On other nodes it is the endpoints that rules
+    name."""
+    odd = {address: link for address, link in node.routes.items() if not is_link_name(link)}
+    met = {
+        (face.name, one.address)
+        for face in shown
+        for one in face.endpoints
+        if one.address in odd and one.local
+    }
+    for name, address in sorted(met, key=str):
+        link = f"the link {printable(odd[address], LONGEST_LINK_NAME)}, which no rule can name"
+        yield f"{name}: {address} is behind {link}: who comes in by it may get no answer"

@@ -44,7 +44,7 @@ def plan(  # noqa: PLR0913 - the options of the command
     problems = reported(snapshot, console)
     if problems:
         if output == "json":
-            console.say_json(plan_json([], problems))
+            console.say_json({**plan_json([], problems), "pending": []})
         return BAD_MANIFEST
     found, failures = intents(snapshot, kernel)
     failures += refusals(found)

@@ -172,7 +172,7 @@ def _listing(tables: Tables, family: str) -> Json:
     jumps: dict[str, list[int]] = {}
     others = 0  # in the table nat
     for name in [name for name in OURS if _is_in_use(name, family)]:
-        for chain in tables[name].chains:
+        for chain in _chains(tables[name]):
             if chain.name in OURS[name]:
                 entries = _entries(chain)
                 chains[chain.name] = [_decoded(chain, entry, family) for entry, _ in entries]
@@ -190,14 +190,27 @@ def _listing(tables: Tables, family: str) -> Json:
     return {"chains": chains, "jumps": jumps, "others": others, "digest": digest}
 
 
+def _chains(table: Any) -> list[Any]:
+    """All of them. Names that others gave can be any bytes, at which python-iptables itself fails:
+    such a name is kept as Python keeps those of files."""
+    names: list[str] = []
+    name = table._iptc.iptc_first_chain(table._handle)
+    while name:
+        names.append(os.fsdecode(name))
+        name = table._iptc.iptc_next_chain(table._handle)
+    return [iptc.Chain(table, name) for name in names]
+
+
 def _entries(chain: Any) -> list[tuple[Any, str]]:
     """The rules of a chain as the kernel has them, with their targets. To decode those of others
     would be slow, and would fail where we lack an extension that they use."""
     found: list[tuple[Any, str]] = []
-    entry = chain.table.first_rule(chain.name)
+    table = chain.table
+    first = table._iptc.iptc_first_rule(os.fsencode(chain.name), table._handle)
+    entry = first[0] if first else None
     while entry:
-        found.append((entry, (chain.table.get_target(entry) or b"").decode(errors="replace")))
-        entry = chain.table.next_rule(entry)
+        found.append((entry, os.fsdecode(table.get_target(entry) or b"")))
+        entry = table.next_rule(entry)
     return found
 
 
@@ -222,8 +235,10 @@ def _decoded(chain: Any, entry: Any, family: str) -> Json:
     try:
         rule = chain.table.create_rule(entry, chain)
         found: Json = iptc.easy.decode_iptc_rule(rule, ipv6=family == "ip6")
-    except (iptc.IPTCError, iptc.XTablesError) as error:
-        return {"unreadable": str(error)}  # it needs an extension that is not on this machine
+    except (iptc.IPTCError, iptc.XTablesError, ValueError) as error:
+        # It needs an extension that is not on this machine, has a name or a comment that is not
+        # UTF-8, or is so long that python-iptables sees the beginning of it alone.
+        return {"unreadable": str(error)}
     return found
 
 
@@ -251,7 +266,7 @@ def _ensure(table: Any, family: str, name: str, built_in: str) -> None:
 
 def _delete(table: Any, _family: str, name: str, place: int) -> None:
     """By place: python-iptables itself offers only the first rule that looks the same."""
-    if not table._iptc.iptc_delete_num_entry(name.encode(), place, table._handle):
+    if not table._iptc.iptc_delete_num_entry(os.fsencode(name), place, table._handle):
         raise iptc.IPTCError(f"can't delete rule {place} of {name}: {table.strerror()}")
 
 
@@ -301,8 +316,9 @@ def _version() -> str:
 
 
 def _drop(table: Any, _family: str) -> None:
-    ours = [chain for chain in table.chains if chain.name in OURS[table.name]]
-    for chain in table.chains if ours else ():
+    chains = _chains(table)
+    ours = [chain for chain in chains if chain.name in OURS[table.name]]
+    for chain in chains if ours else ():
         for place, (_, target) in reversed(list(enumerate(_entries(chain)))):
             if target in OURS[table.name]:
                 _delete(table, _family, chain.name, place)

@@ -1,6 +1,7 @@
 """The namespace that this thread is in, as a node that publishes: what its programs and others use
 already, which way its endpoints are, and what would change if it became a router."""
 
+import os
 import socket
 from collections.abc import Iterable, Iterator
 
@@ -59,7 +60,7 @@ def _bridging(links: Iterable[str]) -> Iterator[str]:
         return
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
         for link in sorted(links):
-            name = attribute(IFLA_IFNAME, link.encode() + b"\0")
+            name = attribute(IFLA_IFNAME, os.fsencode(link) + b"\0")
             try:
                 ((_, found),) = ask(netlink, RTM_GETLINK, 0, bytes(16) + name, "=BBHiII")
             except OSError:

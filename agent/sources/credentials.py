@@ -141,16 +141,31 @@ class Credentials:
 def in_cluster(environ: Mapping[str, str], folder: str = SERVICE_ACCOUNT) -> Credentials | None:
     """Those that the kubelet gives to a pod; None where we are in none."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
-    if not host or not port or not Path(folder, "token").exists():
+    if not host or not port:
         return None
-    namespace = Path(folder, "namespace")
+    namespace = _namespace(folder)
+    if namespace is None:
+        return None
     bracketed = f"[{host}]" if ":" in host else host
     return Credentials(
         endpoint(f"https://{bracketed}:{port}"),
         Plain(Material(path=f"{folder}/token")),
         authority=Material(path=f"{folder}/ca.crt"),
-        namespace=content(str(namespace)).strip() if namespace.exists() else "default",
+        namespace=namespace,
     )
+
+
+def _namespace(folder: str) -> str | None:
+    """That of the pod; None where it has no service account."""
+    path = Path(folder, "namespace")
+    try:
+        if not Path(folder, "token").exists():
+            return None
+        return content(str(path)).strip() if path.exists() else "default"
+    except (OSError, ValueError) as error:
+        raise BadConfiguration(
+            f"the service account in {folder} cannot be read: {error}. Look at how it is mounted."
+        ) from error
 
 
 def endpoint(url: str) -> Endpoint:

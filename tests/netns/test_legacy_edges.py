@@ -11,10 +11,10 @@ from agent.kernel.live import LiveKernel
 from agent.kernel.probe import asks, connected, echoing
 from agent.reconcile import converge
 from rules.desired import desire
-from rules.model import Protocol
+from rules.model import Desired, Protocol
 from rules.plan import diff
 from rules.xtables import script
-from tests.spaces import vm
+from tests.spaces import LEGACY, applied, kernel, observed, vm, within
 
 
 @pytest.fixture
@@ -91,3 +91,65 @@ def test_a_chain_with_a_name_like_ours_is_not_ours(lab: Lab) -> None:
         legacy(lab, "iptables-legacy -t nat -X PORTRANGER-FOO")
     finally:
         kernel.close()
+
+
+# ------------------------------------------------------------------------------- what is no text
+
+ODD = "a\udcffb"  # the byte 0xff in the middle, as Python passes it to programs
+OWN = "PORTRANGER-PREROUTING"
+SPANS = ",".join(f"0x{number:x}:0xffff" for number in range(10))
+LONG = "&&".join(f"{place}={SPANS}" for place in range(0, 40, 4))
+
+
+def ruled(netns: str, *words: str) -> None:
+    """Do that with the translations of both families."""
+    for command in LEGACY.values():
+        within(netns, command, "-w", "-t", "nat", *words)
+
+
+def cleared(netns: str, backend: str) -> None:
+    with kernel(backend).opened(netns) as namespace:
+        converge(netns, Desired(), namespace)
+
+
+@pytest.mark.parametrize("backend", ["auto", "iptables", "nftables"])
+def test_a_chain_of_others_may_have_any_name(lab: Lab, backend: str) -> None:
+    ruled(lab.pod, "-N", ODD)
+    ruled(lab.pod, "-A", ODD, "-p", "udp", "-j", "RETURN")
+    with kernel("auto").opened(lab.pod) as namespace:
+        assert "2 rules of others" in namespace.reason
+    applied(lab.pod, vm("a", "22"), backend=backend)
+    assert applied(lab.pod, vm("a", "22"), backend=backend).empty
+    cleared(lab.pod, backend)
+    assert not observed(lab.pod, backend).table
+    ruled(lab.pod, "-D", ODD, "-p", "udp", "-j", "RETURN")  # it is still there
+    ruled(lab.pod, "-X", ODD)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["-m", "comment", "--comment", ODD], id="a comment"),
+        pytest.param(["-i", ODD], id="a link"),
+        pytest.param(["-j", ODD], id="a jump"),
+        pytest.param(["-m", "u32", "--u32", LONG], id="longer than python-iptables reads"),
+    ],
+)
+def test_what_python_iptables_cannot_read_goes_from_our_chains(lab: Lab, words: list[str]) -> None:
+    ruled(lab.pod, "-N", ODD)
+    applied(lab.pod, vm("a", "22"), backend="iptables")
+    ruled(lab.pod, "-I", OWN, *words)
+    assert len(observed(lab.pod, "iptables").foreign) == 2
+    plan = applied(lab.pod, vm("a", "22"), backend="iptables")
+    assert (len(plan.remove), plan.add, plan.change) == (2, (), ())
+    assert observed(lab.pod, "iptables").foreign == ()
+    ruled(lab.pod, "-X", ODD)  # which nothing leads to any more
+
+
+def test_jumps_to_our_chains_go_with_them_also_from_a_chain_whose_name_is_no_text(lab: Lab) -> None:
+    applied(lab.pod, vm("a", "22"), backend="iptables")
+    ruled(lab.pod, "-N", ODD)
+    ruled(lab.pod, "-A", ODD, "-j", OWN)
+    cleared(lab.pod, "iptables")
+    assert not observed(lab.pod, "iptables").table
+    ruled(lab.pod, "-X", ODD)  # which is empty

@@ -39,7 +39,7 @@ from rules.nft_script import script
 from rules.nft_steps import steps as steps_of
 from rules.places import LOOPBACK
 from rules.plan import Plan, Table, diff
-from rules.ports import HIGHEST, LOWEST, PortRange, coalesce, subtract
+from rules.ports import ALL_PORTS, HIGHEST, LOWEST, PortRange, coalesce, subtract
 from rules.render import plan_json, plan_text, summary
 from rules.shapes import FEW, MANY, count, lookup_of
 from rules.trace import Packet, matches, trace
@@ -438,6 +438,50 @@ def test_a_plan_says_something_exactly_where_it_does_something(
     assert plan.empty == (not plan_json([plan], [])["changes"])
     assert plan.empty == summary([plan]).startswith("No changes.")
     assert plan.same_rules == (not encode(plan)) == (not script(plan))
+
+
+GUEST = ADDRESSES[Family.IP][1]
+
+
+def rules_of(owners: str, most: int) -> st.SearchStrategy[frozenset[Rule]]:
+    """Rules that meet often: in one family, of few ports and addresses; some let pass."""
+    made = st.builds(
+        lambda ends, **content: Rule(
+            **content, family=Family.IP, ports=ends and PortRange(*sorted(ends))
+        ),
+        st.none() | st.tuples(st.integers(1, 9), st.integers(1, 9)),
+        chain=st.sampled_from([Chain.PREROUTING, Chain.FORWARD]),
+        owner=st.sampled_from(owners),
+        protocol=st.sampled_from([None, Protocol.TCP, Protocol.UDP]),
+        source=st.sampled_from([None, None, GUEST]),
+        destination=st.sampled_from([None, GUEST]),
+        accepts=st.booleans(),
+    )
+    return st.frozensets(made, max_size=most)
+
+
+def is_in_the_way(wanted: Rule, rule: Rule) -> bool:
+    """Whether one that is wanted tells that another is not: by its owner, or by its packets. What
+    lets pass is of policies, which may be for others too."""
+    filters = rule.chain is Chain.FORWARD
+    if wanted.owner == rule.owner and not (filters and rule.accepts and not rule.resumes):
+        return True
+    return (
+        (wanted.chain, wanted.family, wanted.source) == (rule.chain, rule.family, rule.source)
+        and (wanted.destination == rule.destination or not filters)
+        and (wanted.protocol is rule.protocol or None in (wanted.protocol, rule.protocol))
+        and (wanted.ports or ALL_PORTS).overlaps(rule.ports or ALL_PORTS)
+    )
+
+
+@given(rules_of("ab", 3), rules_of("bcd", 12))
+def test_what_nobody_claims_stays_where_nothing_that_is_wanted_is_in_its_way(
+    wanted: frozenset[Rule], there: frozenset[Rule]
+) -> None:
+    observed = Observed(table=True, live=tuple(Live(rule, n) for n, rule in enumerate(there)))
+    plan = diff("blue", Desired(rules=wanted, unclaimed_stay=True), observed)
+    stays = {rule for rule in there if not any(is_in_the_way(one, rule) for one in wanted)}
+    assert {live.rule for live in plan.unchanged} == stays | (there & wanted)
 
 
 # ----------------------------------------------------------------------------------------- codec

@@ -110,6 +110,36 @@ def test_what_cannot_be_used_is_told(
         load(str(file), {}, context=context)
 
 
+IN_POD = {"KUBERNETES_SERVICE_HOST": "192.0.2.1", "KUBERNETES_SERVICE_PORT": "6443"}
+
+
+def test_the_namespace_of_a_pod_need_not_be_told(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("first")
+    assert load("", IN_POD, service_account=str(tmp_path)).namespace == "default"
+    (tmp_path / "namespace").write_text("work\n")
+    assert load("", IN_POD, service_account=str(tmp_path)).namespace == "work"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        pytest.param(None, "Is a directory", id="a directory"),
+        pytest.param(b"\xff", "can't decode", id="no text"),
+        pytest.param(b" " * (2 << 20), "larger than", id="too much"),
+    ],
+)
+def test_a_service_account_whose_namespace_cannot_be_read_is_told(
+    tmp_path: Path, content: bytes | None, words: str
+) -> None:
+    (tmp_path / "token").write_text("first")
+    path = tmp_path / "namespace"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(BadConfiguration, match=words) as raised:
+        load("", IN_POD, service_account=str(tmp_path))
+    assert str(raised.value).startswith(f"the service account in {tmp_path} cannot be read")
+    assert raised.value.exit_code == 78
+
+
 def test_without_any_the_ways_to_name_one_are_told() -> None:
     with pytest.raises(BadConfiguration, match="no API server is known") as raised:
         load("", {"KUBECONFIG": "/nowhere/a:/nowhere/b"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterable
 from ipaddress import ip_address, ip_network
 
@@ -345,6 +346,17 @@ def test_of_filters_that_nobody_claims_those_stay_that_are_in_nobodys_way(
     plan = diff("blue", desired, holding(*FENCE, aa=some("10.1.0.1")))
     assert {live.rule for live in plan.unchanged} == set(left)
     assert plan.sets == ({WEB: some("10.1.0.1")} if GATE in left else {})
+
+
+def test_thousands_that_nobody_claims_are_found_to_be_in_nobodys_way_soon() -> None:
+    """At each look, as long as one manifest cannot be read: a minute, where each is compared with
+    everything that is wanted."""
+    wanted = frozenset(forward(f"tcp {port}", owner=f"a{port}") for port in range(1, 6001, 2))
+    others = [forward(f"tcp {port}", owner=f"b{port}") for port in range(2, 6001, 2)]
+    begun = time.process_time()
+    plan = diff("blue", Desired(rules=wanted, unclaimed_stay=True), held(*wanted, *others))
+    assert time.process_time() - begun < 5
+    assert (len(plan.unchanged), plan.remove) == (6000, ())
 
 
 # -------------------------------------------------------------------------------------- pending

@@ -850,6 +850,26 @@ def test_a_bridge_that_translates_is_told_of() -> None:
     assert note.startswith("br0 bridges translated packets itself")
 
 
+@pytest.mark.parametrize(
+    ("link", "said"), [("@s", "@s"), ("a*", "a*"), ("a\udcff", "a\N{REPLACEMENT CHARACTER}")]
+)
+def test_an_endpoint_behind_a_link_that_no_rule_can_name_is_served_and_told_of(
+    link: str, said: str
+) -> None:
+    shown = face("a tcp 80", "10.1.0.11", "10.1.0.12", "10.1.0.13 away")
+    routes = {one.address: link for one in shown.endpoints}
+    routes[ip_address("10.1.0.12")] = "br0"
+    found = desire_node([shown], node(routes=routes), PLAINLY)
+    assert rules_of(shown) <= found.rules
+    assert detours(shown, at=node(routes=routes)) == {
+        Detour(published=(NODE4,), links=("br0",)),
+        Detour(published=(NODE4,), remote=(ip_address("10.1.0.13"),)),
+    }
+    where = f"10.1.0.11 is behind the link {said}, which no rule can name"
+    told = f"Service/shop/phone/a: {where}: who comes in by it may get no answer"
+    assert found.notes == (told,)
+
+
 def test_who_waits_is_told_in_order() -> None:
     waiting = [Pending("b", "x"), Pending("a", "y")]
     assert desire_node([], node(), Publishing(), pending=waiting).pending == (
