@@ -127,10 +127,11 @@ class News:
     def _with_devices(
         self, meaning: Meaning, standings: tuple[Standing, ...]
     ) -> tuple[Standing, ...]:
-        """With a note on each network resource of a pod: which device backs it."""
+        """With a note on each network resource of a pod that was found: which device backs it."""
+        found = {one.netns for one in standings if one.netns.startswith(POD) and one.identity}
         notes: dict[str, list[str]] = {}
         for machine in meaning.machines:
-            for other in machine.not_ours if machine.netns.startswith(POD) else ():
+            for other in machine.not_ours if machine.netns in found else ():
                 devices = self._devices.of(machine.netns) if other.resource else {}
                 if link := devices.get(other.resource):
                     note = f"{machine}/{other.interface}: {other.resource} is the device {link}"

@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -32,7 +33,10 @@ HOME = ""  # as a namespace: that of the tests, which is the node's
 NEW = "new"  # as a namespace: one without a name, which goes with its launcher
 
 # One process for all launchers of a call, and each a child of it: three hundred Pythons would take
-# a while to start. They die with their parent, and it with its standard input.
+# a while to start. They die with their parent, and it with its standard input. A child that is to
+# be an instance's writes that over an argument of its own that is left free for it: what it was
+# started with is then what KubeVirt starts a launcher with.
+ROOM = "-" * len(f"/usr/bin/virt-launcher --uid {uuid.UUID(int=0)}")
 LAUNCHERS = """
 import ctypes, json, os, signal, socket, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -41,7 +45,21 @@ def checked(result):
     if result:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
-def launch(uid, folder, netns, does):
+def serve(instance):
+    words = f"/usr/bin/virt-launcher\\0--uid\\0{instance}".encode()
+    with open("/proc/self/cmdline", "rb") as file:
+        *_, free, _ = file.read().split(b"\\0")
+        at = file.tell() - len(free) - 1
+    assert len(words) == len(free)
+    with open("/proc/self/stat") as file:
+        at += int(file.read().rsplit(")", 1)[1].split()[45])  # arg_start
+    with open("/proc/self/mem", "r+b", buffering=0) as memory:
+        memory.seek(at)
+        memory.write(words)
+
+def launch(uid, folder, netns, does, instance):
+    if instance:
+        serve(instance)
     checked(libc.prctl(1, signal.SIGKILL))  # PR_SET_PDEATHSIG
     if netns == "new":
         checked(libc.unshare(0x40000000))
@@ -159,16 +177,20 @@ def launchers(  # noqa: PLR0913 - the rest by name
     does: str = "accepts",
     cgroup: str | None = None,
     environment: Mapping[str, str] | None = None,
-    instance: str = "",
+    instances: Mapping[str, str] | None = None,
 ) -> Iterator[dict[str, Launcher]]:
-    """A launcher for each pod (UID), in that namespace: a name, HOME or NEW.
+    """A launcher for each pod (UID), in that namespace: a name, HOME or NEW; KubeVirt started it
+    for the instance (UID) that is named for that pod. Without one it is any process of a pod.
 
     Each `accepts` connections, or only `listens`, `binds`, `datagrams` or does `nothing`."""
     for uid in pods:
         node.sockets(uid).mkdir(parents=True, exist_ok=True)
-    words = [[uid, str(node.sockets(uid)), netns, does] for uid, netns in pods.items()]
+    words = [
+        [uid, str(node.sockets(uid)), netns, does, (instances or {}).get(uid, "")]
+        for uid, netns in pods.items()
+    ]
     parent = subprocess.Popen(
-        [sys.executable, "-ISc", LAUNCHERS, *(["--uid", instance] if instance else [])],
+        [sys.executable, "-ISc", LAUNCHERS, ROOM],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **(environment or {})},
@@ -215,7 +237,7 @@ def launcher(  # noqa: PLR0913 - the rest by name
         does=does,
         cgroup=cgroup,
         environment=environment,
-        instance=instance,
+        instances={uid: instance},
     ) as found:
         yield found[uid]
 

@@ -6,6 +6,9 @@ pod. Its user can write into the volume, start processes, make cgroups below his
 namespaces. What he cannot do is to be in another pod's cgroup: that is asked of every process,
 through the same descriptor as its namespace, so that neither a link, nor somebody else's socket,
 nor a number that is given again can lead us astray. Neither is the node's own namespace a pod's.
+Where a pod is said to be an instance's, the launcher there must have been started for it: whoever
+may write an instance can say that of any pod of the node. Where no process tells, somebody must
+listen as a launcher does, or KubeVirt's bridge be there: so it is in no other pods.
 
 No descriptor outlives a call: none keeps a namespace alive, and a thousand pods cost none.
 """
@@ -20,28 +23,36 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from agent.errors import Failure, NoNamespace, NotPermitted
+from agent.kernel.netns import inside
+from agent.kernel.processes import (
+    READ,
+    Identity,
+    identity_of,
+    instance_of,
+    opened,
+    pod_of,
+    read,
+    started_at,
+)
 from rules.manifests.resources import backing_links
 from rules.problems import shown
-from rules.values import Value, replace
+from rules.values import Value
 
 POD = "pod:"  # begins the name of a namespace that is a pod's
 VOLUME = ("volumes", "kubernetes.io~empty-dir", "sockets")
 SOCKET = "launcher-sock"
+BRIDGE = "k6t-"  # begins the names of the bridges that guests are behind
 SCAN_LASTS = 1.0  # seconds
 SCAN_SHARE = 20  # of the time, one part in so many at most goes into scans
+MOST_ASKED = 256  # processes of a pod, for whom they were started; a launcher is among the eldest
 MOST_REMEMBERED = 4096  # pods; a node has a few hundred, but over its life many more
-AT_ONCE, MOST_READ, MOST_ENVIRONMENT = 1 << 13, 1 << 17, 1 << 20  # bytes
+MOST_ENVIRONMENT = 1 << 20  # bytes
 
 PLACE = os.O_PATH | os.O_CLOEXEC
 FOLDER = PLACE | os.O_DIRECTORY
-READ = os.O_RDONLY | os.O_CLOEXEC
 GONE = (FileNotFoundError, ProcessLookupError)
 CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")  # short: a static pod's
-# The kubelet names a pod's cgroup pod<u-i-d>, or for systemd kubepods-burstable-pod<u_i_d>.slice
-NAMED = re.compile(rb"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?!\w)")
-
-Identity = tuple[int, int]
 
 
 class Tampered(Failure):
@@ -54,7 +65,7 @@ class Process(Value):
     pid: int
     started: int  # ticks after the boot
     identity: Identity
-    instance: str = ""  # whose pod it was said to be when it was found
+    instance: str  # that the pod was found to serve, as was said; empty: nobody told
 
 
 class Pods:
@@ -64,7 +75,7 @@ class Pods:
         self, kubelet_root: str, proc: str = "/proc", *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._root, self._proc, self._clock = kubelet_root, proc, clock
-        self._own = _identity("/proc/thread-self/ns/net")
+        self._own = identity_of("/proc/thread-self/ns/net")
         self._remembered: dict[str, Process] = {}
         self.instances: Mapping[str, str] = {}  # of which instance (UID) a pod is said to be
         self._scan: tuple[float, Mapping[str, list[int]]] = (0.0, {})  # until when, what
@@ -78,11 +89,11 @@ class Pods:
     def identity(self, uid: str) -> Identity | None:
         """Which namespace is the pod's now; None where there is none that we would enter."""
         known = self._remembered.get(uid)
-        if known is not None and self._still_is(known):
+        if known is not None and self._still_is(uid, known):
             return known.identity
         try:
             with self.opened(uid) as descriptor:
-                return _identity(descriptor)
+                return identity_of(descriptor)
         except Failure:
             return None
 
@@ -103,14 +114,9 @@ class Pods:
         """The UID of the instance that the pod's launcher was started for; empty: not known."""
         try:
             with _explained(_checked(uid)):
-                listener = self._listener(uid)
-                if listener is None:
-                    return ""
-                with suppress(*GONE), self._of_pod(uid, listener) as process:
-                    return instance_of(_read("cmdline", process))
+                return self._served(uid, self._listener(uid))
         except Failure:
-            pass
-        return ""
+            return ""
 
     def resources(self, uid: str) -> dict[str, str]:
         """Which link stands for each network resource, as the launcher's environment tells: what
@@ -124,26 +130,32 @@ class Pods:
 
     # ---------------------------------------------------------------------------- which process
 
-    def _still_is(self, known: Process) -> bool:
+    def _still_is(self, uid: str, known: Process) -> bool:
+        if known.instance != self._said(uid):
+            return False
         try:
-            started = _started(_read(f"{self._proc}/{known.pid}/stat"))
+            started = started_at(read(f"{self._proc}/{known.pid}/stat"))
             return (started, self._namespace_of(known.pid)) == (known.started, known.identity)
         except OSError:
             return False
 
     def _entered(self, uid: str) -> tuple[Process, int]:
         """A process of the pod, and its namespace, opened."""
+        said = self._said(uid)
         known = self._remembered.pop(uid, None)
-        if known is not None:
+        if known is not None and known.instance == said:
             with suppress(*GONE, Tampered):  # its number may be somebody else's by now
-                process, descriptor = self._enter(uid, known.pid, known)
-                if replace(process, instance="") == replace(known, instance=""):
+                process, descriptor = self._enter(uid, known.pid, said)
+                if process == known:
                     return process, descriptor
                 os.close(descriptor)
         listener = self._listener(uid)
+        served = self._served(uid, listener) if said else ""
+        if served not in ("", said):
+            raise _tampered(uid, f"it is named by instance {said}, and serves {shown(served)}")
         if listener is not None:
             with suppress(*GONE):
-                process, descriptor = self._enter(uid, listener)
+                process, descriptor = self._enter(uid, listener, served)
                 try:
                     self._check_namespace(uid, process)
                 except BaseException:
@@ -154,24 +166,48 @@ class Pods:
             # What serves the pod from the node's namespace (conmon, a container about to start) is
             # in its cgroup, too; and a number may be somebody else's since the scan.
             with suppress(*GONE, Tampered):
-                return self._enter(uid, pid)
+                process, descriptor = self._enter(uid, pid, served)
+                try:
+                    if said and not served:
+                        _check_bridge(descriptor, uid, said)
+                except BaseException:
+                    os.close(descriptor)
+                    raise
+                return process, descriptor
         raise NoNamespace(f"nothing runs on this node in pod {uid} (yet)")
 
-    def _enter(self, uid: str, pid: int, known: Process | None = None) -> tuple[Process, int]:
-        said = self.instances.get(uid, "")
+    def _enter(self, uid: str, pid: int, instance: str) -> tuple[Process, int]:
         with self._of_pod(uid, pid) as process:
-            started = _started(_read("stat", process))
-            if known is None or known.instance != said:  # else it was checked
-                _check_instance(uid, said, instance_of(_read("cmdline", process)))
+            started = started_at(read("stat", process))
             descriptor = os.open("ns/net", READ, dir_fd=process)
         try:
-            identity = _identity(descriptor)
+            identity = identity_of(descriptor)
             if identity in self._namespaces_of_the_node():
                 raise _tampered(uid, f"its process {pid} is in the node's own network namespace")
         except BaseException:
             os.close(descriptor)
             raise
-        return Process(pid, started, identity, said), descriptor
+        return Process(pid, started, identity, instance), descriptor
+
+    def _said(self, uid: str) -> str:
+        return self.instances.get(uid, "")
+
+    def _served(self, uid: str, listener: int | None) -> str:
+        """The instance that the pod was made for, as the launcher that listens was told; where it
+        does not listen, the eldest that was told any. Empty: none was (yet)."""
+        if listener is not None:
+            with suppress(*GONE):
+                if found := self._told_to_serve(uid, listener):
+                    return found
+        for pid in self._eldest_first(uid)[:MOST_ASKED]:
+            with suppress(*GONE, Tampered):
+                if found := self._told_to_serve(uid, pid):
+                    return found
+        return ""
+
+    def _told_to_serve(self, uid: str, pid: int) -> str:
+        with self._of_pod(uid, pid) as process:
+            return instance_of(read("cmdline", process))
 
     def _check_namespace(self, uid: str, process: Process) -> None:
         """Whoever runs in the pod may listen for the launcher, from a namespace of his own making.
@@ -180,7 +216,7 @@ class Pods:
             self._scan = (0.0, {})  # it is newer than the scan
         for pid in self._eldest_first(uid):
             with suppress(*GONE, Tampered), self._of_pod(uid, pid) as eldest:
-                identity = _identity("ns/net", eldest)
+                identity = identity_of("ns/net", eldest)
                 if identity == process.identity:
                     return
                 if identity not in self._namespaces_of_the_node():
@@ -193,15 +229,15 @@ class Pods:
     def _of_pod(self, uid: str, pid: int) -> Iterator[int]:
         """A process by a descriptor of its folder, which no other process ever gets; proven to be
         one of that pod."""
-        with _opened(f"{self._proc}/{pid}", FOLDER) as process:
-            named = pod_of(_read("cgroup", process))
+        with opened(f"{self._proc}/{pid}", FOLDER) as process:
+            named = pod_of(read("cgroup", process))
             if named != uid:
                 whose = f"of pod {named}" if named else "of no pod"
                 raise _tampered(uid, f"process {pid} speaks for it, which is {whose}")
             yield process
 
     def _namespace_of(self, pid: int) -> Identity:
-        return _identity(f"{self._proc}/{pid}/ns/net")
+        return identity_of(f"{self._proc}/{pid}/ns/net")
 
     def _namespaces_of_the_node(self) -> tuple[Identity, ...]:
         try:
@@ -213,7 +249,7 @@ class Pods:
         listener = self._listener(uid)
         for pid in self._eldest_first(uid) if listener is None else (listener,):
             with suppress(*GONE, Tampered), self._of_pod(uid, pid) as process:
-                text = os.fsdecode(_read("environ", process, MOST_ENVIRONMENT))
+                text = os.fsdecode(read("environ", process, MOST_ENVIRONMENT))
                 pairs = (variable.partition("=") for variable in text.split("\0"))
                 if found := backing_links((name, value) for name, _, value in pairs):
                     return found
@@ -224,7 +260,7 @@ class Pods:
     def _listener(self, uid: str) -> int | None:
         """The process that listens on the launcher's socket; None where none does."""
         try:
-            with self._volume(uid) as volume, _opened(SOCKET, PLACE | os.O_NOFOLLOW, volume) as at:
+            with self._volume(uid) as volume, opened(SOCKET, PLACE | os.O_NOFOLLOW, volume) as at:
                 if not stat.S_ISSOCK(os.fstat(at).st_mode):
                     raise _tampered(uid, f"{SOCKET} is no socket")
                 return _asked_who_listens(uid, at)
@@ -259,7 +295,7 @@ class Pods:
         found: list[tuple[int, int]] = []
         for pid in self._scanned().get(uid, ()):
             with suppress(*GONE):
-                found.append((_started(_read(f"{self._proc}/{pid}/stat")), pid))
+                found.append((started_at(read(f"{self._proc}/{pid}/stat")), pid))
         return [pid for _, pid in sorted(found)]
 
     def _scanned(self) -> Mapping[str, list[int]]:
@@ -272,7 +308,7 @@ class Pods:
         for name in os.listdir(self._proc):  # noqa: PTH208 - thousands of names
             if name.isdecimal():
                 with suppress(OSError):
-                    uid = pod_of(_read(f"{self._proc}/{name}/cgroup"))
+                    uid = pod_of(read(f"{self._proc}/{name}/cgroup"))
                     if uid:
                         scanned.setdefault(uid, []).append(int(name))
         ended = self._clock()
@@ -280,32 +316,11 @@ class Pods:
         return scanned
 
 
-def pod_of(cgroup: bytes) -> str:
-    """The pod whose process has that /proc/<pid>/cgroup; empty: none, or more than one.
-
-    Of each line the outermost name counts: below it, whoever is in the pod may make cgroups of any
-    name. Seen from a cgroup namespace of our own, a path begins at the first ancestor in common,
-    which is above both pods.
-    """
-    matches = [NAMED.search(line) for line in cgroup.split(b"\n") if b"pod" in line]
-    named = {match[1].replace(b"_", b"-").decode() for match in matches if match}
-    return named.pop() if len(named) == 1 else ""
-
-
-def _check_instance(uid: str, said: str, served: str) -> None:
-    """Whoever may write an instance may write into it that another's pod is its own; but KubeVirt
-    told the launcher in that pod whose it is."""
-    if said and served and said != served:
-        raise _tampered(uid, f"it is named by instance {said}, and serves {shown(served)}")
-
-
-def instance_of(cmdline: bytes) -> str:
-    """The UID of the instance that a launcher was started for; empty: it is no launcher."""
-    words = cmdline.split(b"\0")
-    if b"--uid" in words[:-1]:
-        return words[words.index(b"--uid") + 1].decode(errors="replace")
-    found = [word.removeprefix(b"--uid=") for word in words if word.startswith(b"--uid=")]
-    return found[0].decode(errors="replace") if found else ""
+def _check_bridge(descriptor: int, uid: str, said: str) -> None:
+    """Where KubeVirt has made its bridge, it is a launcher's pod, although none says so."""
+    with inside(descriptor, f"{POD}{uid}"):
+        if not any(name.startswith(BRIDGE) for _, name in socket.if_nameindex()):
+            raise NoNamespace(f"no launcher of instance {said} runs in pod {uid} (yet)")
 
 
 def _asked_who_listens(uid: str, place: int) -> int | None:
@@ -351,34 +366,3 @@ def _checked(uid: str) -> str:
 
 def _tampered(uid: str, what: str) -> Tampered:
     return Tampered(f"pod {uid}: {what}", "Nothing is done there; find out who runs in that pod")
-
-
-@contextmanager
-def _opened(path: str, flags: int, place: int | None = None) -> Iterator[int]:
-    descriptor = os.open(path, flags, dir_fd=place)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _read(path: str, place: int | None = None, most: int = MOST_READ) -> bytes:
-    descriptor = os.open(path, READ, dir_fd=place)
-    try:
-        text = b""
-        while len(text) < most and (more := os.read(descriptor, AT_ONCE)):
-            text += more
-        return text
-    finally:
-        os.close(descriptor)
-
-
-def _started(text: bytes) -> int:
-    """From /proc/<pid>/stat; the name of a process, in brackets, may be anything."""
-    return int(text[text.rindex(b")") + 2 :].split(maxsplit=20)[19])
-
-
-def _identity(namespace: str | int, place: int | None = None) -> Identity:
-    # Asked for every pod whenever any comes or goes.
-    status = os.stat(namespace, dir_fd=place)
-    return status.st_dev, status.st_ino

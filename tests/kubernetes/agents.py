@@ -3,7 +3,7 @@ own; the API server is the real one, and each virt-launcher a process that liste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from tests.daemon.running import made
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.instances import EVENTS, RIGHTS, SERVICES, SLICES, Json, Machines
 from tests.launcher import Node as Kubelet
+from tests.launcher import launcher
 from tests.spaces import eventually
 
 USER = "portranger"
@@ -45,6 +46,23 @@ def agents(
             },
         )
         yield Agents(name, daemons, kubelet)
+
+
+@contextmanager
+def launched(
+    node: Agents,
+    machines: Machines,
+    made: Json,
+    netns: str,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[str]:
+    """An instance, and in its pod on that node, of which this is the UID, its launcher: as with
+    KubeVirt the one is there before the other, which is told whose it is."""
+    instance = machines.make(made)["metadata"]["uid"]
+    [uid] = [pod for pod, name in made["status"]["activePods"].items() if name == node.name]
+    with launcher(node.kubelet, uid, netns, instance=instance, environment=environment):
+        yield uid
 
 
 def events(machines: Machines, name: str) -> list[Json]:

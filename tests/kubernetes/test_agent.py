@@ -16,12 +16,12 @@ from agent.kernel.lab import POD, Lab
 from agent.kernel.probe import asks, connected, echoing, reached
 from rules.model import FORWARDED, Family, Protocol
 from tests.daemon.running import A_MOMENT, comes_to_forward, forwarded, handles
-from tests.kubernetes.agents import USER, Agents, agents, comes_to_say
+from tests.kubernetes.agents import USER, Agents, agents, comes_to_say, launched
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.instances import Machines, instance, pod_uid
 from tests.kubevirt import programmed
 from tests.launcher import launcher, launchers
-from tests.spaces import eventually, ip, lab, nft, pod, space
+from tests.spaces import LINKS, eventually, ip, lab, nft, pod, space
 
 TCP, UDP = Protocol.TCP, Protocol.UDP
 AT = next(address.ip for address in POD if Family.of(address) is Family.IP)
@@ -62,14 +62,13 @@ def answers(client: socket.socket) -> bool:
 def test_an_instance_is_served_edited_while_it_runs_and_let_go(
     machines: Machines, node: Agents, wired: Lab
 ) -> None:
-    uid = pod_uid()
     flows = [(protocol, port) for protocol in FORWARDED for port in (1000, 1500, 3000)]
+    made = instance("vm", node.name, "1000-2000,1000-2000/udp")
     with (
-        launcher(node.kubelet, uid, wired.pod),
         node.daemons.running() as daemon,
         echoing(wired, wired.guest, flows),
+        launched(node, machines, made, wired.pod),
     ):
-        machines.make(instance("vm", node.name, "1000-2000,1000-2000/udp", pods={uid: node.name}))
         assert comes_to_reach(wired, TCP, 1500)
         assert comes_to_say(machines, "vm", "PortsApplied", "tcp 1000-2000, udp 1000-2000")
         with (
@@ -91,9 +90,9 @@ def test_an_instance_is_served_edited_while_it_runs_and_let_go(
 def test_a_launcher_may_come_after_its_instance(machines: Machines, node: Agents) -> None:
     uid = pod_uid()
     with node.daemons.running() as daemon, pod() as netns:
-        machines.make(instance("vm", node.name, "22", pods={uid: node.name}))
+        made = machines.make(instance("vm", node.name, "22", pods={uid: node.name}))
         assert daemon.is_in("pending", f"pod:{uid}")
-        with launcher(node.kubelet, uid, netns):
+        with launcher(node.kubelet, uid, netns, instance=made["metadata"]["uid"]):
             assert comes_to_forward(netns, "tcp 22", seconds=5)
             assert daemon.is_in("in sync", f"pod:{uid}")
 
@@ -101,13 +100,11 @@ def test_a_launcher_may_come_after_its_instance(machines: Machines, node: Agents
 def test_bad_ranges_are_told_on_the_instance_and_what_ran_goes_on(
     machines: Machines, node: Agents
 ) -> None:
-    uid = pod_uid()
     with (
         pod() as netns,
-        launcher(node.kubelet, uid, netns),
         node.daemons.running() as daemon,
+        launched(node, machines, instance("vm", node.name, "22"), netns),
     ):
-        machines.make(instance("vm", node.name, "22", pods={uid: node.name}))
         assert comes_to_forward(netns, "tcp 22")
         machines.annotate("vm", port_ranges="22,9000-8000")
         assert comes_to_say(machines, "vm", "PortsRejected", "9000-8000")
@@ -124,25 +121,18 @@ def test_bad_ranges_are_told_on_the_instance_and_what_ran_goes_on(
 
 
 def test_no_annotation_leads_into_another_namespace(machines: Machines, node: Agents) -> None:
-    uid = pod_uid()
-    with (
-        pod() as netns,
-        pod() as victim,
-        launcher(node.kubelet, uid, netns),
-        node.daemons.running(),
-    ):
-        made = instance("vm", node.name, "22", pods={uid: node.name}, annotations={"netns": victim})
-        machines.make(made)
-        assert comes_to_say(machines, "vm", "PortsRejected", "bare metal")
-        machines.annotate("vm", netns=None)
-        assert comes_to_forward(netns, "tcp 22")
-        assert not forwarded(victim)
+    with pod() as netns, pod() as victim, node.daemons.running():
+        made = instance("vm", node.name, "22", annotations={"netns": victim})
+        with launched(node, machines, made, netns):
+            assert comes_to_say(machines, "vm", "PortsRejected", "bare metal")
+            machines.annotate("vm", netns=None)
+            assert comes_to_forward(netns, "tcp 22")
+            assert not forwarded(victim)
 
 
 def test_drift_is_repaired_and_told(machines: Machines, node: Agents) -> None:
-    uid = pod_uid()
-    with pod() as netns, launcher(node.kubelet, uid, netns), node.daemons.running():
-        machines.make(instance("vm", node.name, "22", pods={uid: node.name}))
+    made = instance("vm", node.name, "22")
+    with pod() as netns, node.daemons.running(), launched(node, machines, made, netns):
         assert comes_to_forward(netns, "tcp 22")
         nft(netns, "flush ruleset")
         assert comes_to_forward(netns, "tcp 22", seconds=5)
@@ -156,13 +146,11 @@ def test_drift_is_repaired_and_told(machines: Machines, node: Agents) -> None:
 def test_beside_kubevirt_only_what_is_declared_is_open(
     machines: Machines, node: Agents, wired: Lab, theirs: str
 ) -> None:
-    uid = pod_uid()
     with (
-        launcher(node.kubelet, uid, wired.pod),
         node.daemons.running() as daemon,
         echoing(wired, wired.guest, [(TCP, 22), (TCP, 1500), (TCP, 8080)]),
+        launched(node, machines, instance("vm", node.name, "1000-2000"), wired.pod) as uid,
     ):
-        machines.make(instance("vm", node.name, "1000-2000", pods={uid: node.name}))
         assert comes_to_reach(wired, TCP, 1500)
         programmed(wired.pod, theirs)  # virt-handler may come after us
         assert eventually(lambda: daemon.standing(f"pod:{uid}").get("mode") == "extend")
@@ -179,20 +167,19 @@ def test_what_is_declared_so_that_nobody_understands_it_opens_nothing(
 ) -> None:
     """KubeVirt knows no ranges here, and forwards everything."""
     programmed(wired.pod)
-    uid = pod_uid()
     with (
-        launcher(node.kubelet, uid, wired.pod),
         node.daemons.running() as daemon,
         echoing(wired, wired.guest, [(TCP, 1500), (TCP, 8080)]),
     ):
         assert reached(wired, wired.client, AT, TCP, 8080) == 8080
-        machines.make(instance("vm", node.name, "2000-1000", pods={uid: node.name}))
-        assert comes_to_say(machines, "vm", "PortsRejected", "no port of it is open")
-        assert comes_to_reach(wired, TCP, 8080, answer=False)
-        assert daemon.is_in("in sync", f"pod:{uid}")
-        machines.annotate("vm", port_ranges="1000-2000")
-        assert comes_to_reach(wired, TCP, 1500)
-        assert reached(wired, wired.client, AT, TCP, 8080) is None
+        made = instance("vm", node.name, "2000-1000")
+        with launched(node, machines, made, wired.pod) as uid:
+            assert comes_to_say(machines, "vm", "PortsRejected", "no port of it is open")
+            assert comes_to_reach(wired, TCP, 8080, answer=False)
+            assert daemon.is_in("in sync", f"pod:{uid}")
+            machines.annotate("vm", port_ranges="1000-2000")
+            assert comes_to_reach(wired, TCP, 1500)
+            assert reached(wired, wired.client, AT, TCP, 8080) is None
 
 
 # ------------------------------------------------------------------------------------ what fails
@@ -201,14 +188,12 @@ def test_what_is_declared_so_that_nobody_understands_it_opens_nothing(
 def test_what_runs_goes_on_while_the_api_server_is_away(
     cluster: Cluster, machines: Machines, node: Agents
 ) -> None:
-    one, other = pod_uid(), pod_uid()
     with (
         pod() as netns,
         pod() as later,
-        launchers(node.kubelet, {one: netns, other: later}),
+        launched(node, machines, instance("vm", node.name, "22"), netns),
     ):
         with node.daemons.running() as daemon:
-            machines.make(instance("vm", node.name, "22", pods={one: node.name}))
             assert comes_to_forward(netns, "tcp 22")
             cluster.kill_apiserver()
             nft(netns, "flush ruleset")
@@ -221,8 +206,8 @@ def test_what_runs_goes_on_while_the_api_server_is_away(
             nft(netns, "flush ruleset")
             assert comes_to_forward(netns, "tcp 22", seconds=5)
             cluster.start_apiserver()
-            machines.make(instance("another", node.name, "80", pods={other: node.name}))
-            assert comes_to_forward(later, "tcp 80")
+            with launched(node, machines, instance("another", node.name, "80"), later):
+                assert comes_to_forward(later, "tcp 80")
             assert eventually(lambda: not daemon.status()["unreadable"])
             machines.remove("vm")
             assert comes_to_forward(netns)
@@ -245,29 +230,52 @@ def test_a_socket_of_another_is_refused_and_told(machines: Machines, node: Agent
         assert not forwarded(netns)
 
 
+@pytest.mark.parametrize("does", ["accepts", "nothing"])
 def test_an_instance_cannot_take_the_pod_that_serves_another(
-    machines: Machines, node: Agents
+    machines: Machines, node: Agents, does: str
 ) -> None:
     """Whoever may edit an instance may write any pod into its status."""
     uid = pod_uid()
     with pod() as netns, node.daemons.running() as daemon:
         thief = machines.make(instance("thief", node.name, "22", pods={uid: node.name}))
-        with launcher(node.kubelet, uid, netns, instance=pod_uid()):
+        with launcher(node.kubelet, uid, netns, does=does, instance=pod_uid()):
             assert daemon.is_in("refused", f"pod:{uid}")
             assert comes_to_say(machines, "thief", "PortsRefused", "serves")
-            assert not forwarded(netns)
-        with launcher(node.kubelet, uid, netns, instance=thief["metadata"]["uid"]):
+            assert not handles(netns)
+        with launcher(node.kubelet, uid, netns, does=does, instance=thief["metadata"]["uid"]):
             assert comes_to_forward(netns, "tcp 22")
 
 
-def test_of_two_that_name_one_pod_it_is_whose_the_launcher_serves(
+def test_an_instance_cannot_take_a_pod_that_is_no_launchers(
     machines: Machines, node: Agents
+) -> None:
+    """A database, say, with a network of its own; the other pods of the instance are served."""
+    theirs, mine = pod_uid(), pod_uid()
+    with (
+        pod() as database,
+        pod() as netns,
+        node.daemons.running() as daemon,
+        launcher(node.kubelet, theirs, database, does="nothing"),
+    ):
+        ip(database, *(f"link del {name}" for name in LINKS if name.startswith("k6t-")))
+        pods = {theirs: node.name, mine: node.name}
+        thief = machines.make(instance("thief", node.name, "5432", pods=pods))
+        with launcher(node.kubelet, mine, netns, instance=thief["metadata"]["uid"]):
+            assert comes_to_forward(netns, "tcp 5432")
+            assert daemon.is_in("pending", f"pod:{theirs}")
+            assert "no launcher of instance" in daemon.standing(f"pod:{theirs}")["why"]
+            assert not handles(database)
+
+
+@pytest.mark.parametrize("does", ["accepts", "nothing"])
+def test_of_two_that_name_one_pod_it_is_whose_the_launcher_serves(
+    machines: Machines, node: Agents, does: str
 ) -> None:
     uid = pod_uid()
     with pod() as netns, node.daemons.running():
         machines.make(instance("thief", node.name, "22", pods={uid: node.name}))
         victim = machines.make(instance("victim", node.name, "80", pods={uid: node.name}))
-        with launcher(node.kubelet, uid, netns, instance=victim["metadata"]["uid"]):
+        with launcher(node.kubelet, uid, netns, does=does, instance=victim["metadata"]["uid"]):
             assert comes_to_forward(netns, "tcp 80")
             assert comes_to_say(machines, "thief", "PortsConflict", "victim")
 
@@ -275,26 +283,25 @@ def test_of_two_that_name_one_pod_it_is_whose_the_launcher_serves(
 def test_a_kubeconfig_that_was_mended_is_taken_up_at_the_next_reload(
     cluster: Cluster, machines: Machines, node: Agents
 ) -> None:
-    uid = pod_uid()
     good = str(cluster.kubeconfig(USER))
     broken = node.daemons.folder / "broken"
     broken.write_text("{")
-    with pod() as netns, launcher(node.kubelet, uid, netns), node.daemons.running() as daemon:
+    with pod() as netns, node.daemons.running() as daemon:
         node.daemons.configure(
             **{"kubernetes.kubeconfig": str(broken), "kubernetes.node_name": "another"}
         )
+        node.name = "another"
         daemon.reload()
         assert daemon.said("bad configuration")
         broken.write_text(Path(good).read_text())
         daemon.reload()
-        machines.make(instance("vm", "another", "22", pods={uid: "another"}))
-        assert comes_to_forward(netns, "tcp 22")
+        with launched(node, machines, instance("vm", "another", "22"), netns):
+            assert comes_to_forward(netns, "tcp 22")
 
 
 def test_another_source_clears_what_this_one_left(machines: Machines, node: Agents) -> None:
-    uid = pod_uid()
-    with pod() as netns, launcher(node.kubelet, uid, netns):
-        machines.make(instance("vm", node.name, "22", pods={uid: node.name}))
+    made = instance("vm", node.name, "22")
+    with pod() as netns, launched(node, machines, made, netns):
         with node.daemons.running():
             assert comes_to_forward(netns, "tcp 22")
         node.daemons.configure(source="files")
@@ -303,12 +310,10 @@ def test_another_source_clears_what_this_one_left(machines: Machines, node: Agen
 
 
 def test_the_nodes_own_namespace_is_never_entered(machines: Machines, node: Agents) -> None:
-    uid = pod_uid()
     with (
-        launcher(node.kubelet, uid, node.daemons.home),
         node.daemons.running() as daemon,
+        launched(node, machines, instance("thief", node.name, "22"), node.daemons.home) as uid,
     ):
-        machines.make(instance("thief", node.name, "22", pods={uid: node.name}))
         assert daemon.is_in("refused", f"pod:{uid}")
         assert comes_to_say(machines, "thief", "PortsRefused", "node's own network namespace")
         assert not handles(node.daemons.home)
@@ -320,18 +325,21 @@ def test_the_nodes_own_namespace_is_never_entered(machines: Machines, node: Agen
 def test_a_migration_finds_the_target_ready_before_it_switches_over(
     cluster: Cluster, machines: Machines, tmp_path: Path
 ) -> None:
+    """Which has its rules as soon as its launcher runs, before that listens."""
     source_pod, target_pod = pod_uid(), pod_uid()
+    both = {source_pod: "source", target_pod: "target"}
     with ExitStack() as stack:
         source = stack.enter_context(agents(cluster, tmp_path, "source"))
         target = stack.enter_context(agents(cluster, tmp_path, "target"))
         here, there = stack.enter_context(pod()), stack.enter_context(pod())
-        stack.enter_context(launcher(source.kubelet, source_pod, here))
-        stack.enter_context(launcher(target.kubelet, target_pod, there))
         stack.enter_context(source.daemons.running())
         stack.enter_context(target.daemons.running())
-        machines.make(instance("vm", "source", "1000-2000", pods={source_pod: "source"}))
+        made = machines.make(instance("vm", "source", "1000-2000", pods={source_pod: "source"}))
+        uid = made["metadata"]["uid"]
+        stack.enter_context(launcher(source.kubelet, source_pod, here, instance=uid))
         assert comes_to_forward(here, "tcp 1000-2000")
-        both = {source_pod: "source", target_pod: "target"}
+        runs = launcher(target.kubelet, target_pod, there, does="nothing", instance=uid)
+        stack.enter_context(runs)
         machines.change("vm", {"status": {"activePods": both}})
         machines.label("vm", target="target")
         assert comes_to_forward(there, "tcp 1000-2000")
@@ -356,7 +364,6 @@ def test_hundreds_of_instances_at_once(machines: Machines, node: Agents) -> None
             netns = stack.enter_context(space())
             linked(netns, number)
             pods[pod_uid()] = netns
-        stack.enter_context(launchers(node.kubelet, pods))
         daemon = stack.enter_context(node.daemons.running())
         started = time.monotonic()
         machines.make_all(
@@ -366,6 +373,11 @@ def test_hundreds_of_instances_at_once(machines: Machines, node: Agents) -> None
             ]
         )
         written = time.monotonic()
+        made = machines.cluster.ask("GET", machines.path)["items"]
+        instances = {
+            uid: one["metadata"]["uid"] for one in made for uid in one["status"]["activePods"]
+        }
+        stack.enter_context(launchers(node.kubelet, pods, instances=instances))
         assert eventually(lambda: daemon.metric("namespaces", state="in_sync") == MANY, 60)
         took = time.monotonic() - written
         resident = daemon.metric("process_resident_memory_bytes") / 2**20
@@ -393,23 +405,21 @@ def linked(netns: str, number: int) -> None:
 def test_status_tells_which_device_backs_a_resource_network(
     machines: Machines, node: Agents
 ) -> None:
-    uid = pod_uid()
     variable = json.dumps(
         {
             "name": "sriov/red",
             "interfaces": [{"name": "net7", "protocol": "Ethernet"}],
         }
     )
-    made = instance("vm", node.name, "22", pods={uid: node.name})
+    made = instance("vm", node.name, "22")
     made["spec"]["domain"]["devices"]["interfaces"].append({"name": "red", "bridge": {}})
     made["spec"]["networks"].append({"name": "red", "resource": {"resourceName": "sriov/red"}})
     environment = {"NETWORK_INTERFACE_RESOURCES_SRIOV_RED": variable}
     with (
         pod() as netns,
-        launcher(node.kubelet, uid, netns, environment=environment),
         node.daemons.running() as daemon,
+        launched(node, machines, made, netns, environment=environment) as uid,
     ):
-        machines.make(made)
         assert comes_to_forward(netns, "tcp 22")
         told = "red: sriov/red is the device net7"
         assert eventually(

@@ -35,8 +35,8 @@ from tests.kubernetes.image import (
     options,
     podman,
 )
-from tests.kubernetes.instances import Machines, instance, pod_uid
-from tests.launcher import LAUNCHERS, SOCKET, SOCKETS, cgroups
+from tests.kubernetes.instances import Machines, instance
+from tests.launcher import LAUNCHERS, ROOM, SOCKET, SOCKETS, cgroups
 from tests.spaces import PATIENCE, ROOT, ip, manifest, nft, pod, run, space, within
 
 Json = Any
@@ -263,12 +263,14 @@ def served(
 
 
 @contextmanager
-def launched(served: Deployed, netns: str) -> Iterator[str]:
-    """The UID of a pod in that namespace; its launcher is another user's, as KubeVirt's are."""
-    uid = pod_uid()
+def launched(served: Deployed, machines: Machines, made: Json, netns: str) -> Iterator[str]:
+    """An instance with its pod, of which this is the UID, in that namespace; its launcher is
+    another user's, as KubeVirt's are."""
+    serves = machines.make(made)["metadata"]["uid"]
+    [uid] = made["status"]["activePods"]
     folder = served.places["pods"] / uid / SOCKETS
     folder.mkdir(parents=True)
-    words = served.podman.on_node(sys.executable, "-ISc", LAUNCHERS)
+    words = served.podman.on_node(sys.executable, "-ISc", LAUNCHERS, ROOM)
     pipe = subprocess.PIPE
     with (
         cgroups() as top,
@@ -276,7 +278,7 @@ def launched(served: Deployed, netns: str) -> Iterator[str]:
     ):
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps([[uid, str(folder), netns, "accepts"]]) + "\n")
+        process.stdin.write(json.dumps([[uid, str(folder), netns, "accepts", serves]]) + "\n")
         process.stdin.flush()
         pid = process.stdout.readline().removeprefix(uid).strip()
         group = top / f"kubepods-burstable-pod{uid.replace('-', '_')}.slice"
@@ -297,8 +299,8 @@ def machines(cluster: Cluster, namespace: str) -> Machines:
 def test_it_serves_the_machines_of_its_node(
     served: Deployed, machines: Machines, blue: str
 ) -> None:
-    with launched(served, blue) as uid, served.running() as agent:
-        machines.make(instance("vm", NODE, "1000-2000", pods={uid: NODE}))
+    made = instance("vm", NODE, "1000-2000")
+    with launched(served, machines, made, blue), served.running() as agent:
         assert comes_to_forward(blue, "tcp 1000-2000"), agent.log.read_text()
         assert comes_to_say(machines, "vm", "PortsApplied", "tcp 1000-2000")
         machines.annotate("vm", port_ranges="3000")
@@ -313,8 +315,11 @@ def test_it_serves_the_machines_of_its_node(
 def test_it_needs_what_leads_to_a_pod(
     served: Deployed, machines: Machines, blue: str, capability: str
 ) -> None:
-    with launched(served, blue) as uid, served.running(without=capability) as agent:
-        machines.make(instance("vm", NODE, "22", pods={uid: NODE}))
+    made = instance("vm", NODE, "22")
+    with (
+        launched(served, machines, made, blue) as uid,
+        served.running(without=capability) as agent,
+    ):
         assert agent.says("failing", netns=f"pod:{uid}"), agent.log.read_text()
     [told] = agent.said("failing", netns=f"pod:{uid}")
     assert f"CAP_{capability}" in told["why"]

@@ -244,7 +244,7 @@ def test_status_follows_what_the_agent_of_the_node_says(
     with (
         agents(cluster, tmp_path, "node-1") as node,
         pod() as netns,
-        launcher(node.kubelet, uid, netns),
+        launcher(node.kubelet, uid, netns, instance=made["metadata"]["uid"]),
         node.daemons.running(),
     ):
         assert eventually(lambda: state() == "forwarded")

@@ -22,7 +22,7 @@ from agent.sources.meaning import Meaning, Tiding
 from agent.sources.store import Store
 from rules.fences import Laws, fenced
 from rules.model import Family, Protocol
-from tests.kubernetes.agents import USER, agents, comes_to_say
+from tests.kubernetes.agents import USER, agents, comes_to_say, launched
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.instances import (
     EVENTS,
@@ -34,9 +34,7 @@ from tests.kubernetes.instances import (
     Machines,
     asking,
     instance,
-    pod_uid,
 )
-from tests.launcher import launcher
 from tests.spaces import eventually, lab, run, unused_name
 
 Json = Any
@@ -417,19 +415,21 @@ def comes_to_reach(wired: Lab, port: int, *, answer: bool = True) -> bool:
     return eventually(lambda: (reached(wired, wired.client, AT, TCP, port) == port) is answer)
 
 
+def phone(ruled: Ruled) -> Json:
+    made = instance("vm", ruled.node, "1000-3000")
+    made["metadata"]["labels"] |= {"app": "phone"}
+    return made
+
+
 def test_with_packets_from_a_policy_to_its_end(ruled: Ruled, wired: Lab, tmp_path: Path) -> None:
-    uid = pod_uid()
     with (
         agents(ruled.cluster, tmp_path, ruled.node) as node,
-        launcher(node.kubelet, uid, wired.pod),
+        launched(node, ruled.machines, phone(ruled), wired.pod),
         echoing(wired, wired.guest, [(TCP, 1500), (TCP, 2500)]),
     ):
         ruled.cluster.grant(USER, *ALL)
         node.daemons.configure(**{"policy.enforce": True})
         with node.daemons.running() as daemon:
-            made = instance("vm", node.name, "1000-3000", pods={uid: node.name})
-            made["metadata"]["labels"] |= {"app": "phone"}
-            ruled.machines.make(made)
             assert comes_to_reach(wired, 1500)
             assert daemon.status()["policies"]["enforced"] is True
             before = daemon.status()["policies"]["count"]
@@ -465,18 +465,14 @@ def test_with_packets_from_a_policy_to_its_end(ruled: Ruled, wired: Lab, tmp_pat
 def test_an_agent_that_may_not_read_policies_says_so_and_keeps_what_is_enforced(
     ruled: Ruled, wired: Lab, tmp_path: Path
 ) -> None:
-    uid = pod_uid()
     with (
         agents(ruled.cluster, tmp_path, ruled.node) as node,
-        launcher(node.kubelet, uid, wired.pod),
+        launched(node, ruled.machines, phone(ruled), wired.pod) as uid,
         echoing(wired, wired.guest, [(TCP, 1500)]),
     ):
         ruled.cluster.grant(USER, *ALL)
         node.daemons.configure(**{"policy.enforce": True})
-        made = instance("vm", node.name, "1000-3000", pods={uid: node.name})
-        made["metadata"]["labels"] |= {"app": "phone"}
         ruled.let("web", CLIENTS)
-        ruled.machines.make(made)
         with node.daemons.running() as daemon:
             assert daemon.is_in("in sync", f"pod:{uid}")
             assert comes_to_reach(wired, 1500, answer=False)
@@ -494,7 +490,7 @@ def test_an_agent_that_may_not_read_policies_says_so_and_keeps_what_is_enforced(
 def test_a_policy_that_is_bad_cuts_and_lets_through_as_before_over_a_kill(
     ruled: Ruled, wired: Lab, tmp_path: Path
 ) -> None:
-    uid, label = pod_uid(), ruled.label("web")
+    label = ruled.label("web")
     wrong = {"ipBlock": {"cidr": "010.0.0.0/8"}}
     so = "the last good meaning of it goes on"
 
@@ -504,15 +500,12 @@ def test_a_policy_that_is_bad_cuts_and_lets_through_as_before_over_a_kill(
 
     with (
         agents(ruled.cluster, tmp_path, ruled.node) as node,
-        launcher(node.kubelet, uid, wired.pod),
+        launched(node, ruled.machines, phone(ruled), wired.pod) as uid,
         echoing(wired, wired.guest, [(TCP, 1500), (TCP, 2500)]),
     ):
         ruled.cluster.grant(USER, *ALL)
         node.daemons.configure(**{"policy.enforce": True})
         texts = node.daemons.state / "last-good"
-        made = instance("vm", node.name, "1000-3000", pods={uid: node.name})
-        made["metadata"]["labels"] |= {"app": "phone"}
-        ruled.machines.make(made)
         ruled.let("web", {"ipBlock": {"cidr": f"{FROM}/32"}})
         with node.daemons.running() as daemon:
             assert daemon.is_in("in sync", f"pod:{uid}")

@@ -25,10 +25,9 @@ from tests.datapath.publishing import (
     flow_to,
     serving,
 )
-from tests.kubernetes.agents import USER, Agents, agents, comes_to_say, events
+from tests.kubernetes.agents import USER, Agents, agents, comes_to_say, events, launched
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.instances import EVENTS, RIGHTS, SERVICES, SLICES, Machines, instance, pod_uid
-from tests.launcher import launcher
+from tests.kubernetes.instances import EVENTS, RIGHTS, SERVICES, SLICES, Machines, instance
 from tests.nodes import CLIENT4, CLIENT6, NODE4, Net, asked, net
 from tests.spaces import NFTABLES, eventually, ip, nft, observed, space, unused_name, within
 
@@ -472,7 +471,7 @@ def test_without_the_right_to_services_machines_are_served_and_what_is_published
 ) -> None:
     cluster, lab = services.cluster, services.lab
     machines = Machines(cluster, services.namespace)
-    first, uid = services.make("phone"), pod_uid()
+    first, made = services.make("phone"), instance("vm", node.name, "22")
     services.put_machines("phone", True)
     with node.daemons.running():
         services.are(phone=first)
@@ -483,12 +482,11 @@ def test_without_the_right_to_services_machines_are_served_and_what_is_published
         return any(words in str(one["why"]) for one in daemon.said("services away"))
 
     with (
-        launcher(node.kubelet, uid, lab.vms[1].pod),
+        launched(node, machines, made, lab.vms[1].pod),
         node.daemons.running() as daemon,
         closing(services.flow("one", UDP, first)) as flow,
         asking(flow) as answers,
     ):
-        machines.make(instance("vm", node.name, "22", pods={uid: node.name}))
         assert comes_to_forward(lab.vms[1].pod, "tcp 22")
         assert standing(daemon, "in sync", "Let the agent's service account list services")
         assert handles(lab.node) == before

@@ -18,11 +18,13 @@ import pytest
 
 from agent.errors import Failure, NoNamespace, NotPermitted
 from agent.kernel import pods as module
-from agent.kernel.pods import Pods, Tampered, pod_of
+from agent.kernel.pods import Pods, Tampered
+from agent.kernel.processes import instance_of, pod_of
 from tests.launcher import HOME, NEW, Node, cgroup_of, cgroups, launcher, launchers, really_in
 from tests.spaces import eventually, home, ip, run, space, within
 
 RED, BLUE = "0f5a3c1e-7b6d-4e2f-9a8b-1c2d3e4f5a6b", "a1b2c3d4-0000-4111-8222-333344445555"
+MINE, THEIRS = "5eed0001-0000-4111-8222-333344445555", "5eed0002-0000-4111-8222-333344445555"
 NOWHERE = "0::/system.slice/containerd.service\n"
 
 
@@ -64,9 +66,11 @@ def number(netns: str) -> tuple[int, int]:
     return path.stat().st_dev, path.stat().st_ino
 
 
-def look(node: Node) -> Pods:
-    """As an agent that has just started."""
-    return Pods(node.kubelet_root, node.proc)
+def look(node: Node, instance: str = "") -> Pods:
+    """As an agent that has just started, to which that instance was said to be the first pod's."""
+    pods = Pods(node.kubelet_root, node.proc)
+    pods.instances = {RED: instance} if instance else {}
+    return pods
 
 
 def entered(pods: Pods, uid: str = RED) -> tuple[int, int]:
@@ -319,6 +323,127 @@ def test_what_is_no_uid_is_refused_before_any_path_is_touched(
         assert len(str(failure.value)) < 200
         assert str(failure.value).isprintable()
         assert pods.resources(uid) == {}
+
+
+# ------------------------------------------------------------------------------- whose pod it is
+
+
+@pytest.mark.parametrize("does", ["accepts", "nothing"])
+def test_a_pod_is_entered_for_the_instance_that_its_launcher_was_started_for(
+    node: Node, red: str, does: str
+) -> None:
+    """Also where it does not listen yet, as that of a migration's target."""
+    with launcher(node, RED, red, does=does, instance=MINE):
+        pods = look(node, MINE)
+        assert pods.identity(RED) == entered(pods) == pods.identity(RED) == number(red)
+        assert pods.serves(RED) == MINE
+        assert_refused(look(node, THEIRS), why=f"by instance {THEIRS}, and serves '{MINE}'")
+
+
+def test_a_pod_that_is_no_launchers_is_entered_for_no_instance(node: Node, red: str) -> None:
+    """A database, say: whoever may write an instance may name it in there."""
+    with launcher(node, RED, red, does="nothing"):
+        assert_pending(look(node, MINE))
+        assert look(node).serves(RED) == ""
+        assert entered(look(node)) == number(red)  # for root, who need not name one
+
+
+@pytest.mark.parametrize("how", ["it listens", "its bridge is there"])
+def test_a_launcher_that_does_not_tell_whose_it_is_is_known_by_what_it_does(
+    node: Node, how: str
+) -> None:
+    """Until one of the pod tells."""
+    clock = Clock()
+    pods = Pods(node.kubelet_root, node.proc, clock=clock)
+    pods.instances = {RED: THEIRS}
+    does = {"it listens": "accepts", "its bridge is there": "nothing"}[how]
+    with space() as own, launcher(node, RED, own, does=does):
+        if does == "nothing":
+            assert_pending(pods)
+            ip(own, "link add k6t-net1 type bridge")
+        assert pods.identity(RED) == entered(pods) == number(own)
+        with launcher(node, str(uuid.uuid4()), own, cgroup=cgroup_of(RED), instance=MINE):
+            clock.now += module.SCAN_LASTS
+            assert_refused(pods, why=f"and serves '{MINE}'")
+
+
+def test_a_launcher_that_does_not_listen_is_found_beside_the_elder_processes_of_its_pod(
+    node: Node, red: str
+) -> None:
+    clock = Clock()
+    owner, thief = (Pods(node.kubelet_root, node.proc, clock=clock) for _ in range(2))
+    owner.instances, thief.instances = {RED: MINE}, {RED: THEIRS}
+    with launcher(node, BLUE, red, does="nothing", cgroup=cgroup_of(RED)) as pause:
+        assert_pending(owner)
+        assert_pending(thief)
+        younger_than(pause.pid)
+        with launcher(node, RED, red, does="nothing", instance=MINE) as one:
+            clock.now += module.SCAN_LASTS
+            assert owner.identity(RED) == entered(owner) == number(red)
+            assert owner.serves(RED) == thief.serves(RED) == MINE
+            assert_refused(thief, why=f"and serves '{MINE}'")
+            younger_than(one.pid)
+            with launcher(node, str(uuid.uuid4()), red, cgroup=cgroup_of(RED), instance=THEIRS):
+                clock.now += module.SCAN_LASTS
+                assert_refused(thief, why=f"and serves '{MINE}'")
+
+
+def test_what_was_found_for_one_instance_is_not_found_for_another(node: Node, red: str) -> None:
+    pods = look(node, MINE)
+    with launcher(node, RED, red, instance=MINE):
+        assert entered(pods) == number(red)
+        pods.instances = {RED: THEIRS}
+        assert_refused(pods, why=f"and serves '{MINE}'")
+        pods.instances = {}  # nobody's any more: it is cleared
+        assert entered(pods) == number(red)
+        pods.instances = {RED: THEIRS}
+        assert_refused(pods, why=f"and serves '{MINE}'")
+        pods.instances = {RED: MINE}
+        assert pods.identity(RED) == entered(pods) == number(red)
+
+
+def test_a_launcher_of_another_pod_does_not_speak_for_this_one(
+    node: Node, red: str, blue: str
+) -> None:
+    with launcher(node, RED, red) as one, launcher(node, BLUE, blue, instance=MINE) as other:
+        one.socket.unlink()
+        one.socket.hardlink_to(other.socket)
+        assert look(node).serves(RED) == ""
+        assert_refused(look(node, MINE), why=f"of pod {BLUE}")
+
+
+def test_who_is_known_to_serve_is_not_asked_again(node: Node, red: str) -> None:
+    with launcher(node, RED, red, does="nothing", instance=MINE) as one:
+        pods = look(node, MINE)
+        assert entered(pods) == number(red)
+        (node.place(one.pid) / "cmdline").unlink()
+        assert pods.identity(RED) == entered(pods) == number(red)
+        assert_pending(look(node, MINE))
+
+
+LAUNCHED = ["/usr/bin/virt-launcher-monitor", "--qemu-timeout", "5m", "--name", "vm", "--uid", MINE]
+
+
+@pytest.mark.parametrize(
+    ("words", "instance"),
+    [
+        ([*LAUNCHED, "--namespace", "default"], MINE),
+        (["/usr/bin/virt-launcher", *LAUNCHED[1:]], MINE),
+        (["/usr/bin/tini", "--", *LAUNCHED], MINE),
+        (["virt-launcher", f"--uid={MINE}"], MINE),
+        ([], ""),
+        (LAUNCHED[:1], ""),
+        (LAUNCHED[:-2], ""),
+        (["/usr/bin/backup", *LAUNCHED[1:]], ""),
+        (["/usr/bin/virt-launcher-backup", *LAUNCHED[1:]], ""),
+        (["/usr/bin/backup", "--uid", MINE, "virt-launcher"], ""),
+        (["virt-launcher", "--name", f"--uid-{MINE}"], ""),
+    ],
+)
+def test_the_instance_of_a_process_is_what_a_launcher_was_told(
+    words: list[str], instance: str
+) -> None:
+    assert instance_of("".join(f"{word}\0" for word in words).encode()) == instance
 
 
 # ------------------------------------------------------------------- numbers that are given again
