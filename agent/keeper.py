@@ -271,7 +271,7 @@ class Keeper:
                 self._look(kept)
                 beat()
         try:
-            self._metrics.forgot(self.kernel.afterwards())
+            self._metrics.forgot(self.kernel.afterwards(beat))
         except Failure as failure:
             self._log.warning("flows not forgotten", reason=failure)
         return self._looked
@@ -413,7 +413,7 @@ class Keeper:
         kept.look = kept.urgent = False
         if kept.netns.startswith(POD):
             kept.timer = self._clock() + POD_LOOK
-        elif "/" in kept.netns or not kept.netns.strip("0123456789"):
+        elif "/" in kept.netns:
             kept.timer = self._clock() + TIMED_LOOK  # a process, or a place that sends no events
         kept.failures = FAILURES
         kept.standing = replace(kept.standing, live=(), backend="", reason="", identity=None)

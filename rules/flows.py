@@ -3,6 +3,7 @@ now, and those that would keep a newly forwarded UDP port from being forwarded. 
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from operator import attrgetter
 
 from rules.model import (
     FORWARDED,
@@ -13,13 +14,19 @@ from rules.model import (
     Family,
     Live,
     Members,
+    Network,
     Peers,
     Protocol,
     Rule,
 )
 from rules.plan import Plan
+from rules.policies import holder
 from rules.ports import ALL_PORTS, PortRange, coalesce, subtract
 from rules.values import Value
+
+Whom = tuple[Network, ...] | None  # in order and apart; None: everybody
+
+_FIRST = attrgetter("first")
 
 
 class Flow(Value, kw_only=True):
@@ -43,7 +50,7 @@ class Forgotten(Value, kw_only=True):
 
     family: Family
     protocol: Protocol | None  # None: of those that have no ports
-    ports: tuple[PortRange, ...]
+    ports: tuple[PortRange, ...]  # in order and apart
     answerer: Address | None
     destination: Address | None = None  # or any of its own
     endpoints: frozenset[Address] = frozenset()
@@ -52,7 +59,7 @@ class Forgotten(Value, kw_only=True):
     def shuts(self, flow: Flow) -> bool:
         """Whether nobody has the port of such a flow now, but its guest could go on with it: of UDP
         nobody can tell an answer from a beginning."""
-        return any(flow.port in ports for ports in self.shut)
+        return _have(self.shut, flow.port)
 
     def holds(self, flow: Flow, own: Set[Address]) -> bool:
         """Whether the flow is one of them, in a namespace with these addresses of its own."""
@@ -62,7 +69,7 @@ class Forgotten(Value, kw_only=True):
             return False
         if self.protocol is None:
             return flow.protocol not in KNOWN
-        return flow.protocol == NUMBERS[self.protocol] and any(flow.port in p for p in self.ports)
+        return flow.protocol == NUMBERS[self.protocol] and _have(self.ports, flow.port)
 
     def _is_sent_there(self, flow: Flow, own: Set[Address]) -> bool:
         if self.destination == OWN[self.family]:
@@ -87,14 +94,14 @@ class Displaced(Value, kw_only=True):
 
     family: Family
     guest: Address
-    ports: tuple[PortRange, ...]
+    ports: tuple[PortRange, ...]  # in order and apart
 
     def holds(self, flow: Flow, own: Set[Address]) -> bool:  # noqa: ARG002 - as the others
         return (
             flow.sender == self.guest
             and flow.protocol == NUMBERS[Protocol.UDP]
             and flow.sending_port != flow.answered_port
-            and any(flow.sending_port in ports for ports in self.ports)
+            and _have(self.ports, flow.sending_port)
         )
 
 
@@ -104,7 +111,7 @@ class Forbidden(Value, kw_only=True):
     family: Family
     guest: Address
     incoming: bool
-    allowed: tuple[tuple[Members | None, Protocol | None, PortRange | None], ...]
+    allowed: tuple[tuple[Whom, Protocol | None, PortRange | None], ...]
 
     def holds(self, flow: Flow, own: Set[Address]) -> bool:
         """Whether the flow is one of them; what programs of the namespace itself send the guest is
@@ -120,7 +127,7 @@ class Forbidden(Value, kw_only=True):
                 return False
             peer, port = flow.destination, flow.port
         return not any(
-            (who is None or any(peer in network for network in who))
+            (who is None or holder(who, peer) is not None)
             and (protocol is None or flow.protocol == NUMBERS[protocol])
             and (ports is None or port in ports)
             for who, protocol, ports in self.allowed
@@ -147,6 +154,7 @@ def forgotten(plan: Plan) -> tuple[Due, ...]:
         way: gone for way, ports in before.items() if (gone := subtract(ports, new.get(way, [])))
     }
     stays = _ways(_meeting((live.rule for live in plan.unchanged), taken.values()))
+    held = {one: [*_at(new, one, None), *_at(stays, one, None)] for one in Family}
     found = [
         Forgotten(
             family=way[0],
@@ -154,17 +162,15 @@ def forgotten(plan: Plan) -> tuple[Due, ...]:
             ports=gone,
             answerer=way[2],
             destination=way[4],
-            shut=_shut(way[1], gone, [*_at(new, way[0], None), *_at(stays, way[0], None)])
-            if way[4] is None
-            else (),
+            shut=_shut(way[1], gone, held[way[0]]) if way[4] is None else (),
         )
         for way, ports in taken.items()
         if (gone := subtract(ports, stays.get(way, [])))
     ]
     found += [
         Forgotten(family=family, protocol=Protocol.UDP, ports=fresh, answerer=None, destination=at)
-        for (family, protocol, _, _, at), ports in new.items()
-        if protocol is Protocol.UDP and (fresh := subtract(ports, _at(before, family, at)))
+        for family, at in dict.fromkeys((way[0], way[4]) for way in new)
+        if (fresh := subtract(_at(new, family, at), _at(before, family, at)))
     ]
     displaced = [
         Displaced(family=family, guest=guest, ports=fresh)
@@ -193,12 +199,13 @@ def _forbidden(plan: Plan) -> list[Forbidden]:
 def forbidden(rules: Sequence[Rule], sets: Mapping[Peers, Members]) -> list[Forbidden]:
     """The flows that these rules in forward would not let begin."""
     found: list[Forbidden] = []
+    members = {peers: tuple(sorted(some, key=_place)) for peers, some in sets.items()}
     for guard in rules:
         guest = guard.destination or guard.source
         if not guard.guards or guest is None:
             continue
         accepting = [
-            (_whom(rule, sets), rule.protocol, rule.ports)
+            (_whom(rule, members), rule.protocol, rule.ports)
             for rule in rules
             if rule.accepts
             and not rule.resumes
@@ -212,10 +219,14 @@ def forbidden(rules: Sequence[Rule], sets: Mapping[Peers, Members]) -> list[Forb
     return found
 
 
-def _whom(rule: Rule, sets: Mapping[Peers, Members]) -> Members | None:
+def _whom(rule: Rule, members: Mapping[Peers, tuple[Network, ...]]) -> Whom:
     if rule.peer is not None:
-        return frozenset([rule.peer])
-    return sets.get(rule.peers, frozenset()) if rule.peers is not None else None
+        return (rule.peer,)
+    return members.get(rule.peers, ()) if rule.peers is not None else None
+
+
+def _place(network: Network) -> int:
+    return int(network.network_address)
 
 
 def _meeting(rules: Iterable[Rule], taken: Iterable[Iterable[PortRange]]) -> Iterator[Rule]:
@@ -277,6 +288,12 @@ def _strays(ways: dict[_Way, list[PortRange]]) -> list[Forgotten]:
         for protocol in FORWARDED
         if (gone := subtract([ALL_PORTS], _to(ways, family, protocol, guest)))
     ]
+
+
+def _have(ranges: Sequence[PortRange], port: int) -> bool:
+    """Whether one of the ranges, in order and apart, has the port."""
+    after = bisect_right(ranges, port, key=_FIRST)
+    return after > 0 and port in ranges[after - 1]
 
 
 def _shut(

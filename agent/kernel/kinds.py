@@ -1,6 +1,6 @@
 """What every kernel offers, whichever holds the rules: the seam that reconcile works through."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -9,6 +9,8 @@ from rules.model import Address, Live, Members, Observed, Peers, Rule, Surroundi
 from rules.plan import Plan
 from rules.publish import Node
 from rules.values import Value
+
+Beat = Callable[[], None]  # called now and then by what may take long: we are alive
 
 LAST_GENERATION = 0xFFFFFFFF  # the next one is 1
 
@@ -94,5 +96,5 @@ class Kernel(Protocol):
     def resources(self, netns: str) -> Mapping[str, str]:
         """Which link of a pod backs each of its network resources, as the pod itself tells."""
 
-    def afterwards(self) -> int:
+    def afterwards(self, beat: Beat) -> int:
         """Do what was put off until every commit is made; returns how many flows were forgotten."""

@@ -5,16 +5,16 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
-from agent.errors import BackendMissing, Failure, NoNamespace
+from agent.errors import BackendMissing, Failure, NoNamespace, TryAgain
 from agent.kernel import counters, rtnetlink, sysctl
 from agent.kernel import netns as namespaces
 from agent.kernel.backends import ASKED, AUTO, IPTABLES, NFTABLES, Workers, chosen, legacy_is_live
 from agent.kernel.conntrack import Conntrack, is_idle, tracked
 from agent.kernel.events import Events
 from agent.kernel.iptables import require
-from agent.kernel.kinds import Generation, Glimpse, Known
+from agent.kernel.kinds import Beat, Generation, Glimpse, Known
 from agent.kernel.nftables import Nftables, generation_of, kubevirt_in, netlink
 from agent.kernel.node import look
 from agent.kernel.pods import POD, Pods
@@ -42,17 +42,19 @@ MOST_TO_CLOSE = 32  # sockets and contexts that wait for it: each is memory, and
 SERVICES = "Services are always published with nftables"
 KUBELET_ROOT = "/var/lib/kubelet"
 
+Forgetting = Callable[[Beat], int]  # tells how many flows it was
+
 
 class AtOnce:
     """For who opens one namespace after the other: what comes after a commit comes right after."""
 
-    def forget(self, task: Callable[[], int]) -> None:
-        task()
+    def forget(self, task: Forgetting) -> None:
+        task(lambda: None)
 
     def close(self, task: Callable[[], None]) -> None:
         task()
 
-    def forgotten(self) -> int:
+    def forgotten(self, beat: Beat) -> int:  # noqa: ARG002 - nothing was put off
         return 0
 
 
@@ -62,21 +64,25 @@ class Deferred:
     kernel has destroyed them."""
 
     def __init__(self) -> None:
-        self._forgetting: list[Callable[[], int]] = []
+        self._forgetting: list[Forgetting] = []
         self._closing: queue.Queue[Callable[[], None]] | None = None
 
-    def forget(self, task: Callable[[], int]) -> None:
+    def forget(self, task: Forgetting) -> None:
         self._forgetting.append(task)
 
-    def forgotten(self) -> int:
-        """Do all the forgetting, and return how many flows it was."""
+    def forgotten(self, beat: Beat) -> int:
+        """Do all the forgetting, and return how many flows it was; the first failure is raised when
+        all was tried."""
         due, self._forgetting = self._forgetting, []
         count, failures = 0, []
         for task in due:
+            beat()
             try:
-                count += task()
+                count += task(beat)
             except Failure as failure:
                 failures.append(failure)
+            except Exception as error:  # a bug met in one namespace must not stop the others
+                failures.append(Failure(f"unexpected {type(error).__name__}: {error}"))
         if failures:
             raise failures[0]
         return count
@@ -89,8 +95,10 @@ class Deferred:
 
 
 def _close_all(tasks: "queue.Queue[Callable[[], None]]") -> None:
+    """For as long as the process lives: whoever has something to close waits where nobody does."""
     while True:
-        tasks.get()()
+        with suppress(Exception):  # what cannot be closed is no reason to close nothing any more
+            tasks.get()()
 
 
 class LiveNamespace:
@@ -206,13 +214,19 @@ class LiveNamespace:
         if self._conntrack is not None:
             self._later.forget(functools.partial(_close, self._conntrack, self._later))
 
-    @contextmanager
-    def _inside(self) -> Iterator[None]:
-        try:
-            with namespaces.inside(self._descriptor, self._netns):
-                yield
-        except OSError as error:
-            raise Failure(f"cannot work in namespace {self._netns}: {error}") from error
+    def _inside(self) -> AbstractContextManager[None]:
+        return _inside(self._descriptor, self._netns)
+
+
+@contextmanager
+def _inside(descriptor: int, netns: str) -> Iterator[None]:
+    try:
+        with namespaces.inside(descriptor, netns):
+            yield
+    except InterruptedError as error:
+        raise TryAgain(f"cannot look at namespace {netns}: {error.strerror}") from error
+    except OSError as error:
+        raise Failure(f"cannot work in namespace {netns}: {error}") from error
 
 
 def _forget(
@@ -220,15 +234,16 @@ def _forget(
     due: Callable[[], Sequence[Due]],
     own: Set[Address],
     netns: str,
+    beat: Beat,
 ) -> int:
     found = due()
     try:
-        return conntrack.forget(found, own) if found else 0
+        return conntrack.forget(found, own, beat) if found else 0
     except OSError as error:
         raise Failure(f"cannot forget flows in namespace {netns}: {error.strerror}") from error
 
 
-def _close(conntrack: Conntrack, later: AtOnce | Deferred) -> int:
+def _close(conntrack: Conntrack, later: AtOnce | Deferred, beat: Beat) -> int:  # noqa: ARG001 - as all
     later.close(conntrack.close)
     return 0
 
@@ -300,7 +315,7 @@ class LiveKernel:
             raise NoNamespace(f"there is no network namespace {netns}") from error
 
     def glimpse(self, netns: str, before: Glimpse) -> Glimpse:
-        with self.found(netns) as descriptor, namespaces.inside(descriptor, netns):
+        with self.found(netns) as descriptor, _inside(descriptor, netns):
             status = os.fstat(descriptor)
             generation, kubevirt = _asked(before)
             return Glimpse(
@@ -313,8 +328,8 @@ class LiveKernel:
     def resources(self, netns: str) -> Mapping[str, str]:
         return self.pods.resources(netns.removeprefix(POD)) if netns.startswith(POD) else {}
 
-    def afterwards(self) -> int:
-        return self._later.forgotten()
+    def afterwards(self, beat: Beat = lambda: None) -> int:
+        return self._later.forgotten(beat)
 
     def check(self) -> None:
         """Whether we may do here, in our own namespace, what is to be done in others. Nothing is

@@ -5,7 +5,8 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 NLM_F_REQUEST, NLM_F_MULTI, NLM_F_ACK = 0x1, 0x2, 0x4
@@ -20,18 +21,33 @@ MOST_CODES = 4095  # of errors
 
 Attributes = dict[int, bytes]
 Answer = tuple[tuple[int, ...], Attributes]
+Picked = TypeVar("Picked")
 
 
 def ask(netlink: socket.socket, kind: int, flags: int, body: bytes, layout: str) -> list[Answer]:
     """The answers to one question, each as its fixed part (of that layout) and its attributes."""
-    answers: list[Answer] = []
+    return picked(netlink, kind, flags, body, layout, lambda answer: answer)
+
+
+def picked(  # noqa: PLR0913, PLR0917 - a question, and what to make of its answers
+    netlink: socket.socket,
+    kind: int,
+    flags: int,
+    body: bytes,
+    layout: str,
+    pick: Callable[[Answer], Picked | None],
+) -> list[Picked]:
+    """What is made of each answer as it comes, unless that is None: of hundreds of thousands, few
+    may be of interest. A dump during which something changed may lack what was there all the time,
+    and is never taken for a whole one."""
+    alone = not flags & (NLM_F_DUMP | NLM_F_ACK)
     for _ in range(RETRIES):
         size = HEADER.size + len(body)
         netlink.send(HEADER.pack(size, kind, NLM_F_REQUEST | flags, 1, 0) + body)
-        answers, whole = _receive(netlink, struct.Struct(layout))
+        found, whole = _receive(netlink, struct.Struct(layout), pick, alone=alone)
         if whole:
-            break
-    return answers
+            return found
+    raise OSError(errno.EINTR, f"something changed during each of {RETRIES} tries")
 
 
 def transact(netlink: socket.socket, batch: bytes) -> list[tuple[int, bytes]]:
@@ -113,16 +129,24 @@ def number(raw: bytes) -> int:
     return int.from_bytes(raw[:4], sys.byteorder)
 
 
-def _receive(netlink: socket.socket, layout: struct.Struct) -> tuple[list[Answer], bool]:
-    """The answers, and whether nothing changed while a dump was taken."""
-    answers: list[Answer] = []
+def _receive(
+    netlink: socket.socket,
+    layout: struct.Struct,
+    pick: Callable[[Answer], Picked | None],
+    *,
+    alone: bool,
+) -> tuple[list[Picked], bool]:
+    """What is picked of the answers, and whether nothing changed while a dump was taken. The kernel
+    goes on with a dump when we ask for more: however slow we are, nothing is lost. Of an answer
+    that comes alone, conntrack says that it is one of many, and never that it was the last."""
+    found: list[Picked] = []
     whole = True
     while True:
-        found, ended, undisturbed = taken(_heard(netlink), layout)
-        answers += found
+        answers, ended, undisturbed = taken(_heard(netlink), layout)
+        found += [one for answer in answers if (one := pick(answer)) is not None]
         whole = whole and undisturbed
-        if ended:
-            return answers, whole
+        if ended or (alone and answers):
+            return found, whole
 
 
 def taken(data: bytes, layout: struct.Struct) -> tuple[list[Answer], bool, bool]:

@@ -8,6 +8,7 @@ from agent.errors import NotPermitted, TryAgain
 
 NODES = "/host/proc/sys"  # in a container, whose own is read-only: see kubernetes/base
 LATER = "net.netfilter."  # settings that come with the first rule that needs conntrack
+ROOM = 1 << 16  # bytes; all reserved ports one by one would be three times as many
 SWAP = str.maketrans("./", "/.")  # in a dotted name, a slash stands for a dot of a link's name
 
 
@@ -23,10 +24,14 @@ def read(names: Iterable[str]) -> dict[str, str]:
 
 
 def text(path: str) -> str:
-    """What a small file of /proc says; through pathlib it would take three times as long."""
+    """What a small file of /proc says; through pathlib it would take three times as long. Some
+    settings are told by one read, cut to its size, and no other: a full one is made anew."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    room = ROOM
     try:
-        return os.read(descriptor, 1 << 16).decode()
+        while len(told := os.pread(descriptor, room, 0)) == room:
+            room *= 4
+        return told.decode()
     finally:
         os.close(descriptor)
 
@@ -56,7 +61,9 @@ def write(name: str, value: str) -> None:
 def _put(path: str, value: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        os.write(descriptor, value.encode())
+        left = value.encode()
+        while left and (done := os.write(descriptor, left)):
+            left = left[done:]  # of a long list the kernel takes 4 KiB at a time
     finally:
         os.close(descriptor)
 

@@ -72,6 +72,8 @@ def _dumped() -> tuple[dict[Name, int], dict[Name, dict[str, str]]]:
             chains = ask(asking, NFT_MSG_GETCHAIN, NLM_F_DUMP, bytes(4), "=BBH")
         except PermissionError as error:
             raise failure(os.strerror(error.errno or 0), Table.KEEP) from error
+        except InterruptedError:
+            raise
         except OSError:
             return {}, {}  # this kernel has no nftables
     flags = {

@@ -141,7 +141,7 @@ import os, signal
 from agent.kernel.live import Deferred
 from agent.entry import main
 
-def forgotten(deferred):
+def forgotten(deferred, beat):
     if deferred._forgetting:
         os.kill(os.getpid(), signal.SIGKILL)
     return 0

@@ -27,7 +27,7 @@ import yaml
 from agent.errors import NotPermitted
 from agent.keeper import Keeper
 from agent.kernel.events import Events, Lost, Moved
-from agent.kernel.kinds import Generation, Known, Namespace
+from agent.kernel.kinds import Beat, Generation, Known, Namespace
 from agent.kernel.live import LiveKernel, LiveNamespace
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
 from agent.log import Log
@@ -248,9 +248,9 @@ class SteppedKernel(LiveKernel):
             yield Stepped(inner, self.step, netns)  # type: ignore[misc]  # as good as one
             self.step(netns, "close")
 
-    def afterwards(self) -> int:
+    def afterwards(self, beat: Beat = lambda: None) -> int:
         self.step("", "afterwards")
-        return super().afterwards()
+        return super().afterwards(beat)
 
 
 PLACE = (

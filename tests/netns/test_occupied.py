@@ -192,6 +192,18 @@ def test_the_ports_of_the_moment_are_those_of_the_namespace(netns: str) -> None:
         assert reserved() == ()
 
 
+def test_a_list_of_reserved_ports_however_long_is_read_and_written_whole(netns: str) -> None:
+    """The kernel tells it by one read, as far as there is room, and takes 4 KiB by one write."""
+    every_second = ",".join(map(str, range(1, 65536, 2)))
+    assert len(every_second) > 1 << 17
+    with entered(netns):
+        write("net.ipv4.ip_local_reserved_ports", every_second)
+        try:
+            assert len(reserved()) == 32768
+        finally:
+            write("net.ipv4.ip_local_reserved_ports", "\n")
+
+
 # ------------------------------------------------------------------------------------ translations
 
 
