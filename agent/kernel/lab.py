@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from ipaddress import IPv4Interface, IPv6Interface
 
 from pyroute2 import IPRoute, NetlinkError, netns
+from pyroute2 import config as pyroute2
 
 from agent.errors import NotPermitted
 from agent.kernel import sysctl
@@ -23,6 +24,9 @@ CLIENT = (IPv4Interface("192.0.2.1/24"), IPv6Interface("2001:db8::1/64"))
 POD = (IPv4Interface("192.0.2.2/24"), IPv6Interface("2001:db8::2/64"))
 GATEWAY = (IPv4Interface("10.0.2.1/24"), IPv6Interface("fd10:0:2::1/120"))
 GUEST = (IPv4Interface("10.0.2.2/24"), IPv6Interface("fd10:0:2::2/120"))
+
+# Seconds: where the kernel takes down many namespaces, nobody gets a new one for a while.
+pyroute2.default_communicate_timeout = 60
 
 
 class Lab(Value):

@@ -254,7 +254,7 @@ def test_a_server_that_asks_for_time_gets_it(script: Script) -> None:
 
 
 def test_troubles_are_told_once_with_their_beginning(script: Script, heard: Heard) -> None:
-    assert eventually(lambda: heard.ours.listed and heard.coming.listed)
+    assert eventually(lambda: all(script.count("watch", one) for one in (NODE, TARGET)))
     changes = heard.changes
     script.refusals += [refused(500, "oh")] * 4
     script.end(NODE)
