@@ -4,7 +4,6 @@ start, that turn wrong, that are written twice, or that cannot be read when the 
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -206,11 +205,11 @@ def test_a_list_where_a_word_should_be_does_not_stop_the_daemon(lab: Net, tmp_pa
     node = written(tmp_path / "node", lab)
     with node.running() as daemon:
         text = f"{PHONE}, ingress: [{{}}, {{ports: [{{protocol: [TCP]}}]}}]"
-        node.save(POLICY, policy(text))
+        town = Town(lab, node, daemon)
+        town.changed(lambda: node.save(POLICY, policy(text)), town.first)
         assert daemon.says("bad manifest")
-        time.sleep(0.2)
+        town.assert_open(*OUT, shut=IN)
         assert daemon.alive, daemon.log.read_text()
-        Town(lab, node, daemon).assert_open(*OUT, shut=IN)
 
 
 def test_labels_that_nobody_can_read_open_nothing(town: Town) -> None:
@@ -220,7 +219,7 @@ def test_labels_that_nobody_can_read_open_nothing(town: Town) -> None:
     town.save(policy(f"{PHONE}, ingress: [{{from: [{chosen}]}}]"))
     town.assert_open(asked)
     text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: nowhere, labels: {bad: 1}}\n"
-    town.node.save("nowhere.yaml", text)
+    town.changed(lambda: town.node.save("nowhere.yaml", text), town.first)
     assert told(town, "nowhere.yaml", "metadata.labels.bad")
     town.assert_open(shut=[asked])
 

@@ -19,6 +19,7 @@ import pytest
 from agent.kernel.netns import inside, opened
 from agent.kernel.probe import KINDS
 from rules.model import Address, Family, Protocol
+from tests.spaces import eventually
 
 PATIENCE = 5.0
 BATCH = 100  # flows under way at once: fewer than a listening socket or a buffer can hold
@@ -75,9 +76,20 @@ def _serve(server: socket.socket, family: Family, protocol: Protocol, port: int)
     if family is Family.IP6:
         server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    server.bind((ANY[family], port))
+    assert eventually(lambda: _is_bound(server, ANY[family], port)), f"{port} is taken"
     if protocol is Protocol.TCP:
         server.listen(8)
+
+
+def _is_bound(server: socket.socket, address: str, port: int) -> bool:
+    """A process that is just being started has what we had open for a moment longer."""
+    try:
+        server.bind((address, port))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return False
+    return True
 
 
 @dataclass(frozen=True)
