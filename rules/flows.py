@@ -3,7 +3,6 @@ now, and those that would keep a newly forwarded UDP port from being forwarded. 
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from operator import attrgetter
 
 from rules.model import (
     FORWARDED,
@@ -21,12 +20,10 @@ from rules.model import (
 )
 from rules.plan import Plan
 from rules.policies import holder
-from rules.ports import ALL_PORTS, PortRange, coalesce, subtract
+from rules.ports import ALL_PORTS, PortRange, coalesce, have, subtract
 from rules.values import Value
 
 Whom = tuple[Network, ...] | None  # in order and apart; None: everybody
-
-_FIRST = attrgetter("first")
 
 
 class Flow(Value, kw_only=True):
@@ -59,7 +56,7 @@ class Forgotten(Value, kw_only=True):
     def shuts(self, flow: Flow) -> bool:
         """Whether nobody has the port of such a flow now, but its guest could go on with it: of UDP
         nobody can tell an answer from a beginning."""
-        return _have(self.shut, flow.port)
+        return have(self.shut, flow.port, flow.port)
 
     def holds(self, flow: Flow, own: Set[Address]) -> bool:
         """Whether the flow is one of them, in a namespace with these addresses of its own."""
@@ -69,7 +66,7 @@ class Forgotten(Value, kw_only=True):
             return False
         if self.protocol is None:
             return flow.protocol not in KNOWN
-        return flow.protocol == NUMBERS[self.protocol] and _have(self.ports, flow.port)
+        return flow.protocol == NUMBERS[self.protocol] and have(self.ports, flow.port, flow.port)
 
     def _is_sent_there(self, flow: Flow, own: Set[Address]) -> bool:
         if self.destination == OWN[self.family]:
@@ -101,7 +98,7 @@ class Displaced(Value, kw_only=True):
             flow.sender == self.guest
             and flow.protocol == NUMBERS[Protocol.UDP]
             and flow.sending_port != flow.answered_port
-            and _have(self.ports, flow.sending_port)
+            and have(self.ports, flow.sending_port, flow.sending_port)
         )
 
 
@@ -288,12 +285,6 @@ def _strays(ways: dict[_Way, list[PortRange]]) -> list[Forgotten]:
         for protocol in FORWARDED
         if (gone := subtract([ALL_PORTS], _to(ways, family, protocol, guest)))
     ]
-
-
-def _have(ranges: Sequence[PortRange], port: int) -> bool:
-    """Whether one of the ranges, in order and apart, has the port."""
-    after = bisect_right(ranges, port, key=_FIRST)
-    return after > 0 and port in ranges[after - 1]
 
 
 def _shut(

@@ -1,7 +1,6 @@
 """The difference between what should be and what is: a set difference, as a value."""
 
 import enum
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -20,7 +19,7 @@ from rules.model import (
     Rule,
     Sysctl,
 )
-from rules.ports import ALL_PORTS, PortRange, coalesce
+from rules.ports import ALL_PORTS, PortRange, coalesce, have
 from rules.shapes import Lives, gathered, lives, lookup_of, name, weight
 from rules.values import Value
 
@@ -183,13 +182,8 @@ def _by_lookup(rules: Iterable[Rule]) -> dict[Lookup | None, list[PortRange]]:
 
 def _is_claimed(rule: Rule, claimed: Mapping[Lookup | None, Sequence[PortRange]]) -> bool:
     """Whether somebody wants ports of a rule that waits, where it is: one map cannot hold both."""
-    return _have(claimed.get(lookup_of(rule), ()), rule.ports or ALL_PORTS)
-
-
-def _have(ranges: Sequence[PortRange], ports: PortRange) -> bool:
-    """Whether ranges, which are coalesced, have any of these ports."""
-    before = bisect_right(ranges, ports.last, key=lambda one: one.first)
-    return before > 0 and ranges[before - 1].last >= ports.first
+    ports = rule.ports or ALL_PORTS
+    return have(claimed.get(lookup_of(rule), ()), ports.first, ports.last)
 
 
 def _copies(live: Lives) -> list[Live]:
@@ -235,7 +229,8 @@ class _Wanted:
         if rule.owner in self._owners and not of_policies:
             return False
         met = self._met.get((_packets(rule), rule.protocol), ())
-        return not _have(met, rule.ports or ALL_PORTS)
+        ports = rule.ports or ALL_PORTS
+        return not have(met, ports.first, ports.last)
 
 
 def _packets(rule: Rule) -> tuple[object, ...]:

@@ -1,11 +1,14 @@
 """Closed port ranges and their algebra; every other module counts ports in these terms."""
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from rules.values import Value
 
 LOWEST = 1
 HIGHEST = 65535
+_FIRST = attrgetter("first")
 
 
 class PortRange(Value, order=True):
@@ -66,3 +69,9 @@ def subtract(ranges: Iterable[PortRange], holes: Iterable[PortRange]) -> tuple[P
         if first <= ports.last:
             left.append(PortRange(first, ports.last))
     return tuple(left)
+
+
+def have(ranges: Sequence[PortRange], first: int, last: int) -> bool:
+    """Whether ranges, which are in order and apart, have any of the ports from first to last."""
+    after = bisect_right(ranges, last, key=_FIRST)
+    return after > 0 and ranges[after - 1].last >= first

@@ -13,27 +13,21 @@ from agent.sources import policies, services
 from agent.sources.directory import Directory
 from agent.sources.instances import Instances
 from agent.sources.readings import Readings, texts_of
-from agent.sources.store import Store, Texts
+from agent.sources.store import Texts
 from agent.sources.told import Told
 from agent.sources.vmis import recalled
 from agent.sources.watch import Watch
 from rules.policies import NetworkPolicy
 from rules.services import Service
+from tests.unit import test_store
 
 Json = Any
 END = "portrange.alpha.kubernetes.io/port-end-rtp"
 WEB, OPEN, SIP = "NetworkPolicy/ns/web", "NetworkPolicy/ns/open", "Service/ns/sip"
 
 
-class Kept:
-    """A state directory, and what was complained about it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.warnings: list[str] = []
-
-    def open(self) -> Store:
-        return Store(str(self.folder), self.warnings.append)
+class Kept(test_store.Kept):
+    """With what is read from it."""
 
     def load(self) -> dict[str, str]:
         return self.open().load()
