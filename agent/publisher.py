@@ -12,7 +12,7 @@ from rules.model import OWN, Chain, Desired, Machine, Pending, Rule, Surrounding
 from rules.node_ports import Allocations, Bands, Held
 from rules.occupied import Listener, Occupied, Translation
 from rules.ports import ALL_PORTS, PortRange
-from rules.publish import Face, Publishing, desire_node, faces, newcomers, refuse
+from rules.publish import Face, Made, Publishing, desire_node, faces, newcomers, refuse
 from rules.selection import Selection, select
 from rules.services import Endpoint, Publication, Service
 from rules.shapes import lives
@@ -57,6 +57,7 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
     stored: Iterable[Held] = (),
     *,
     unclaimed_stay: bool = False,
+    made: Made | None = None,
 ) -> Published:
     """What Services should become in this namespace, which is the node's own; where what nobody
     claims there stays, nobody gets its ports either."""
@@ -81,7 +82,7 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
     node = replace(node, occupied=_named(node.occupied, found))
     kept, refused, more = refuse(found, rules, node.occupied)
     kept, costly, dear = affordable(kept)
-    desired = desire_node(kept, node, how, pending=_pending(publications))
+    desired = desire_node(kept, node, how, pending=_pending(publications), made=made)
     return Published(
         replace(
             desired,
@@ -170,6 +171,7 @@ class Publisher:
         self._selection: Selection | None = None
         self._refused: frozenset[tuple[str, str]] = frozenset()  # whom what, when last asked
         self._allocations: Allocations | None = None  # as last given
+        self._made: Made = {}  # the rules that were wanted at the last look
 
     @property
     def allocations(self) -> Allocations | None:
@@ -221,7 +223,15 @@ class Publisher:
         selection = self._selection or Selection()
         stored = self._store.node_ports()
         stay = unclaimed_stay or bool(self._unread)
-        found = published(selection, namespace, self._how, self._bands, stored, unclaimed_stay=stay)
+        found = published(
+            selection,
+            namespace,
+            self._how,
+            self._bands,
+            stored,
+            unclaimed_stay=stay,
+            made=self._made,
+        )
         self._store.keep_node_ports(found.allotment.allocations.pairs)
         self._allocations = found.allotment.allocations
         self._count(found.allotment)

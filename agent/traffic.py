@@ -50,9 +50,13 @@ class Odometer:
     def total(self, series: Series) -> Numbers:
         return self._totals.get(series, (0, 0))
 
-    def forget(self, before: float) -> None:
-        """Let go of series that nobody fed since then."""
-        for series in [series for series, at in self._times.items() if at < before]:
+    def forget(self, before: float, most: int) -> None:
+        """Let go of series that nobody fed since then, and of the longest unfed where there are too
+        many."""
+        old = sorted((at, series) for series, at in self._times.items())
+        for place, (at, series) in enumerate(old):
+            if at >= before and len(old) - place <= most:
+                break
             del self._seen[series], self._totals[series], self._times[series]
 
     def __len__(self) -> int:
@@ -136,7 +140,7 @@ class Ranges:
                 self._rest = _sum((self._rest or (0, 0), gained))
         if self._rest is not None:
             totals[(OTHER,) * len(RANGE_LABELS)] = self._rest
-        self._odometer.forget(now - REMEMBERED)
+        self._odometer.forget(now - REMEMBERED, len(found) + MOST_SERIES)
         return Reading(totals, max(0, len(found) - MOST_SERIES), unread)
 
 

@@ -1,15 +1,16 @@
-"""What published ranges may cost. A range whose target ports are others takes an element for each
-port and endpoint: without a limit, one Service could take all the memory of every agent."""
+"""What published ranges may cost: an element for each endpoint, or for each port of each where the
+target ports are others. Without a limit, one Service could take all the memory of every agent."""
 
 from collections.abc import Iterable
 
 from rules.model import Pending
 from rules.publish import Face
+from rules.services import Endpoint
 from rules.values import replace
 
 MOST_OF_A_FACE = 1 << 16
 MOST = 1 << 17  # 2 KiB each, while they are written
-WAY_OUT = "target ports that are the node ports cost nothing"
+WAY_OUT = "a range costs least where its target ports are the node ports"
 
 
 def affordable(faces: Iterable[Face]) -> tuple[list[Face], list[Pending], list[str]]:
@@ -20,14 +21,17 @@ def affordable(faces: Iterable[Face]) -> tuple[list[Face], list[Pending], list[s
     notes: list[str] = []
     spent = 0
     for face in faces:
-        shifted = [one for one in face.endpoints if one.port != face.ports.first]
-        room = min(MOST_OF_A_FACE, MOST - spent) // len(face.ports)
-        spent += min(room, len(shifted)) * len(face.ports)
-        if room >= len(shifted):
+        room = min(MOST_OF_A_FACE, MOST - spent)
+        given: list[Endpoint] = []
+        for one in face.endpoints:
+            cost = 1 if one.port == face.ports.first else len(face.ports)
+            if cost <= room:
+                given.append(one)
+                room, spent = room - cost, spent + cost
+        if len(given) == len(face.endpoints):
             kept.append(face)
             continue
-        given = [one for one in face.endpoints if one not in shifted[room:]]
-        told = f"{len(shifted)} endpoints with other ports than {face.ports} are too many"
+        told = f"{len(face.endpoints)} endpoints for each port of {face.ports} are too many"
         if given:
             kept.append(replace(face, endpoints=tuple(given)))
             words = f"{told}: {len(given)} of {len(face.endpoints)} get flows; {WAY_OUT}"

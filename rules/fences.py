@@ -5,6 +5,7 @@ an element more or less, and no rule changes. Grants of several policies to the 
 joined.
 """
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -116,16 +117,24 @@ def _fence(machine: Machine, direction: Direction, register: Register) -> Fence 
     found: dict[_Kind, _Ports] = defaultdict(list)
     sets: dict[Peers, Members] = {}
     for policy in selecting:
+        by = str(policy)
         for rule in policy.rules(direction) or ():
+            said, families, vary = (
+                _Said(policy.namespace, rule, direction),
+                _families(rule),
+                _vary(rule),
+            )
+            met: set[Peers] = set()
             for protocol, ports, reach in register.ways(policy.namespace, rule, direction, names):
-                said = _said(policy.namespace, rule, protocol, ports, direction)
-                for family in _families(rule):
+                name = said.of(protocol, ports)
+                for family in families:
                     known = reach.get(family, ())
-                    peers = Peers(family, said) if known is not None or _vary(rule) else None
-                    if peers is not None:
+                    peers = Peers(family, name) if known is not None or vary else None
+                    if peers is not None and (said.numbered or peers not in met):
+                        met.add(peers)
                         members = frozenset(WHOLE[family] if known is None else known)
                         sets[peers] = _together(members, sets.get(peers, frozenset()))
-                    found[family, peers, protocol].append((ports, str(policy)))
+                    found[family, peers, protocol].append((ports, by))
     return Fence(
         policies=label(",".join(str(policy) for policy in selecting)),
         grants=tuple(sorted(_grants(found), key=str)),
@@ -152,33 +161,44 @@ def _families(rule: PolicyRule) -> tuple[Family, ...]:
     return tuple(one for one in Family if any(Family.of(b.network_address) is one for b in blocks))
 
 
-def _said(
-    namespace: str,
-    rule: PolicyRule,
-    protocol: Protocol | None,
-    ports: PortRange | None,
-    direction: Direction,
-) -> str:
-    """What tells these peers from others, in a few letters: what is said of them, and in which
-    namespace, where that matters. Of those who have a port of some name, which number it has."""
-    peers = rule.peers or ()
-    near = any(isinstance(one, Named) and one.namespaces is None for one in peers)
-    parts = [namespace if near else "", *sorted(map(repr, peers))]
-    if direction is Direction.EGRESS and any(isinstance(one.port, str) for one in rule.ports or ()):
-        parts += [repr(rule.ports), str(protocol), str(ports)]
-    return blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
+class _Said:
+    """What tells the peers of a rule from others, in a few letters: what is said of them, and in
+    which namespace, where that matters. Of those who have a port of some name (`numbered`), which
+    number it has: only then are the peers not the same for each port of the rule."""
+
+    def __init__(self, namespace: str, rule: PolicyRule, direction: Direction) -> None:
+        peers, ports = rule.peers or (), rule.ports or ()
+        near = any(isinstance(one, Named) and one.namespaces is None for one in peers)
+        parts = [namespace if near else "", *sorted(map(repr, peers))]
+        named = any(isinstance(one.port, str) for one in ports)
+        self.numbered = direction is Direction.EGRESS and named
+        if self.numbered:
+            parts.append(repr(rule.ports))
+        self._digest = blake2b("\n".join(parts).encode(), digest_size=8)
+        self._whole = self._digest.hexdigest()
+
+    def of(self, protocol: Protocol | None, ports: PortRange | None) -> str:
+        if not self.numbered:
+            return self._whole
+        digest = self._digest.copy()
+        digest.update(f"\n{protocol}\n{ports}".encode())
+        return digest.hexdigest()
 
 
 def _grants(found: dict[_Kind, _Ports]) -> Iterator[Grant]:
     for (family, peers, protocol), ports in found.items():
         everything = [policy for one, policy in ports if one is None]
-        whole = coalesce(one for one, _ in ports if one is not None)
         if everything:
-            whole = ()
             yield _grant(family, peers, protocol, None, everything)
-        for one in whole:
-            whose = [policy for some, policy in ports if some is not None and some.overlaps(one)]
-            yield _grant(family, peers, protocol, one, whose)
+            continue
+        whole = coalesce(one for one, _ in ports if one is not None)
+        firsts = [one.first for one in whole]
+        whose: dict[PortRange, set[str]] = defaultdict(set)
+        for one, policy in ports:
+            if one is not None:
+                whose[whole[bisect_right(firsts, one.first) - 1]].add(policy)
+        for joined, policies in whose.items():
+            yield _grant(family, peers, protocol, joined, policies)
 
 
 def _grant(
@@ -188,5 +208,5 @@ def _grant(
     ports: PortRange | None,
     policies: Iterable[str],
 ) -> Grant:
-    names = label(",".join(sorted({*policies})))
+    names = label(",".join(sorted(set(policies))))
     return Grant(family=family, peers=peers, protocol=protocol, ports=ports, policies=names)

@@ -108,7 +108,8 @@ class Forbidden(Value, kw_only=True):
     family: Family
     guest: Address
     incoming: bool
-    allowed: tuple[tuple[Whom, Protocol | None, PortRange | None], ...]
+    # With whom, and which ports, in order and apart; None: all of them.
+    allowed: tuple[tuple[Whom, Protocol | None, tuple[PortRange, ...] | None], ...]
 
     def holds(self, flow: Flow, own: Set[Address]) -> bool:
         """Whether the flow is one of them; what programs of the namespace itself send the guest is
@@ -124,9 +125,9 @@ class Forbidden(Value, kw_only=True):
                 return False
             peer, port = flow.destination, flow.port
         return not any(
-            (who is None or holder(who, peer) is not None)
-            and (protocol is None or flow.protocol == NUMBERS[protocol])
-            and (ports is None or port in ports)
+            (protocol is None or flow.protocol == NUMBERS[protocol])
+            and (ports is None or have(ports, port, port))
+            and (who is None or holder(who, peer) is not None)
             for who, protocol, ports in self.allowed
         )
 
@@ -201,13 +202,15 @@ def forbidden(rules: Sequence[Rule], sets: Mapping[Peers, Members]) -> list[Forb
         guest = guard.destination or guard.source
         if not guard.guards or guest is None:
             continue
+        alike: dict[tuple[Peers | Network | None, Protocol | None], list[PortRange | None]] = {}
+        for rule in rules:
+            ends = rule.family, rule.source, rule.destination
+            same = ends == (guard.family, guard.source, guard.destination)
+            if same and rule.accepts and not rule.resumes:
+                alike.setdefault((rule.peer or rule.peers, rule.protocol), []).append(rule.ports)
         accepting = [
-            (_whom(rule, members), rule.protocol, rule.ports)
-            for rule in rules
-            if rule.accepts
-            and not rule.resumes
-            and (rule.family, rule.source, rule.destination)
-            == (guard.family, guard.source, guard.destination)
+            (_whom(peers, members), protocol, _joined(ports))
+            for (peers, protocol), ports in alike.items()
         ]
         incoming = guard.destination is not None
         found.append(
@@ -216,10 +219,15 @@ def forbidden(rules: Sequence[Rule], sets: Mapping[Peers, Members]) -> list[Forb
     return found
 
 
-def _whom(rule: Rule, members: Mapping[Peers, tuple[Network, ...]]) -> Whom:
-    if rule.peer is not None:
-        return (rule.peer,)
-    return members.get(rule.peers, ()) if rule.peers is not None else None
+def _whom(peers: Peers | Network | None, members: Mapping[Peers, tuple[Network, ...]]) -> Whom:
+    if peers is None:
+        return None
+    return members.get(peers, ()) if isinstance(peers, Peers) else (peers,)
+
+
+def _joined(ports: Sequence[PortRange | None]) -> tuple[PortRange, ...] | None:
+    some = [one for one in ports if one is not None]
+    return coalesce(some) if len(some) == len(ports) else None
 
 
 def _place(network: Network) -> int:

@@ -183,11 +183,13 @@ def in_turn(plan: Plan) -> list[list[Step]]:
     maps = {fill.lookup for fill in fills if _are_in(served.get(_packets(fill.lookup), ()), fill)}
     new = plan.sets.keys() - plan.sets_before
     first = [step for step in found if _fills(step) in maps or _is_of(step, new)]
-    strangers = _strangers(plan)
-    if first and any(isinstance(step, DropStray) for step in strangers):
-        first = [*strangers, *first]  # one of them may have the name of such a map
-    rest = [step for step in found if step not in first]
-    return [part for part in (first, rest) if part]
+    taken = set(map(id, first))  # there may be thousands
+    # One of the strangers may have the name of such a map.
+    strangers = _strangers(plan) if first else []
+    if not any(isinstance(step, DropStray) for step in strangers):
+        strangers = []
+    rest = [step for step in found if id(step) not in taken and step not in strangers]
+    return [part for part in ([*strangers, *first], rest) if part]
 
 
 def _is_of(step: Step, new: Set[Peers]) -> bool:

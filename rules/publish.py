@@ -243,12 +243,26 @@ def newcomers(wanted: Iterable[Face], live: Iterable[Rule]) -> list[Face]:
 # ----------------------------------------------------------------------------------------- rules
 
 
+Made = dict[Face, tuple[Rule, ...]]
+
+
 def desire_node(
-    shown: Iterable[Face], node: Node | None, how: Publishing, *, pending: Iterable[Pending] = ()
+    shown: Iterable[Face],
+    node: Node | None,
+    how: Publishing,
+    *,
+    pending: Iterable[Pending] = (),
+    made: Made | None = None,
 ) -> Desired:
-    """What a node should hold that shows these faces; without a node, there is nobody to ask."""
+    """What a node should hold that shows these faces; without a node, there is nobody to ask. Of
+    thousands, most are the same at the next look: then their rules are the very same."""
     given = list(shown)
-    rules = {rule for face in given for rule in _rules(face)}
+    before = made or {}
+    now = {face: before.get(face) or tuple(_made(face)) for face in given}
+    if made is not None:
+        made.clear()
+        made.update(now)
+    rules = {rule for some in now.values() for rule in some}
     families = {face.family for face in given}
     sysctls: set[Sysctl] = set()
     notes: list[str] = []
@@ -275,12 +289,6 @@ def desire_node(
     )
 
 
-@lru_cache(16384)
-def _rules(face: Face) -> tuple[Rule, ...]:
-    """Of thousands, most are the same at the next look: then they are the very same."""
-    return tuple(_made(face))
-
-
 def _made(face: Face) -> Iterator[Rule]:
     sticky = face.service.affinity is not None
     for place, share in _shares(tuple(one.address for one in face.endpoints), sticky):
@@ -299,7 +307,7 @@ def _made(face: Face) -> Iterator[Rule]:
             )
 
 
-@lru_cache(4096)
+@lru_cache(256)
 def _shares(addresses: tuple[Address, ...], sticky: bool) -> tuple[tuple[int, Share | None], ...]:
     """What each endpoint gets, by its place. Where clients keep theirs, one that comes or goes
     changes nothing between the others: each number is for the endpoint that draws highest."""

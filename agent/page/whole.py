@@ -125,7 +125,7 @@ def _problems(problems: tuple[Problem, ...]) -> Iterable[Html]:
             element("span", name(one.place), class_="place") if one.place else None,
             element("span", discreet(str(one.at("", 0)))),
         )
-        for one in sorted(problems, key=lambda one: (one.file, one.line, one.path))[:MOST_PROBLEMS]
+        for one in sorted(problems, key=lambda one: (one.file, one.line, one.field))[:MOST_PROBLEMS]
     ]
     more = len(problems) - MOST_PROBLEMS
     yield element("p", f"{counted(len(problems), 'problem')}:", class_="quiet")

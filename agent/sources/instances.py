@@ -168,9 +168,7 @@ class Instances:
                 *granted.problems,
             ),
             skipped=tuple(
-                f"{label}: {odd} in status.activePods is no pod"
-                for label, one in known.items()
-                for odd in one.place.odd
+                f"{label}: {odd}" for label, one in known.items() for odd in one.place.odd
             ),
             held=held,
             count=len(known),

@@ -15,7 +15,7 @@ from rules.values import replace
 
 API, KIND = "networking.k8s.io/v1", "NetworkPolicy"
 PATH = f"/apis/{API}/networkpolicies"
-MOST_PORTS = 4096  # of one rule: all policies of a cluster share the memory of every node
+MOST_ENTRIES = 4096  # of one policy: all of a cluster share the memory of every node
 
 
 def trimmed(thing: Object) -> Object:
@@ -39,7 +39,7 @@ def heard(thing: Mapping[str, object]) -> Told | None:
 
 def understood(told: Told) -> tuple[NetworkPolicy, tuple[Problem, ...]]:
     """The policy that it declares, broken where something is wrong with it, and what that is."""
-    reading = read(decoded(told.text), limit=MOST_PORTS)
+    reading = read(decoded(told.text), limit=MOST_ENTRIES)
     problems = tuple(problem.at(told.label, 0) for problem in reading.problems)
     found = reading.policies[0] if reading.policies else _unreadable(told)
     return replace(found, origin=f"{told.label}:0"), problems

@@ -22,6 +22,7 @@ NODE = "kubevirt.io/nodeName"
 TARGET = "kubevirt.io/migrationTargetNodeName"  # there while a migration to that node lasts
 FINAL = ("Succeeded", "Failed")
 MOST_RANGES = 1024  # and ports of one instance: all on a node share its memory
+MOST_PODS = 64  # of one instance on a node: two while it migrates, and what nobody has cleared away
 POD = "pod:"
 _STORED = "instance"
 
@@ -66,7 +67,7 @@ class Place(Value):
 
     pods: tuple[str, ...]  # their UIDs
     links: Mapping[str, str]  # by interface, the link of the pod that it is connected to
-    odd: tuple[str, ...]  # what is named like a pod and is none
+    odd: tuple[str, ...]  # what is not right about the pods that are named
 
 
 def trimmed(thing: Object) -> Object:
@@ -161,16 +162,25 @@ def place(document: Object, node: str) -> Place:
     status = mapping(document, "status")
     if status.get("phase") in FINAL:
         return Place((), {}, ())
-    here = [uid for uid, name in mapping(status, "activePods").items() if name == node]
+    here = sorted(uid for uid, name in mapping(status, "activePods").items() if name == node)
+    pods = [uid for uid in here if _UID.fullmatch(uid)]
     return Place(
-        tuple(sorted(uid for uid in here if _UID.fullmatch(uid))),
+        tuple(pods[:MOST_PODS]),
         {
             str(one["name"]): str(one["podInterfaceName"])
             for one in mappings(status, "interfaces")
             if "name" in one and is_link_name(str(one.get("podInterfaceName", "")))
         },
-        tuple(sorted(shown(uid) for uid in here if not _UID.fullmatch(uid))),
+        _odd(here, pods),
     )
+
+
+def _odd(here: list[str], pods: list[str]) -> tuple[str, ...]:
+    others = sorted({*here} - {*pods})
+    found = [f"{shown(uid)} in status.activePods is no pod" for uid in others[:MOST_PODS]]
+    if len(here) > len(found) + min(len(pods), MOST_PODS):
+        found.append(f"status.activePods names {len(here)} pods here, and {MOST_PODS} count")
+    return tuple(found)
 
 
 def placed(machine: Machine, where: Place, pod: str) -> Machine:

@@ -2,13 +2,14 @@
 understood it still selects, and allows nothing: it was written to close, and a mistake in it must
 not open what it was to close."""
 
+from collections.abc import Iterable
 from ipaddress import ip_network
 
 from rules.manifests import metadata
 from rules.manifests.fields import Fields
 from rules.manifests.named_ports import NAME_FIX, TRANSPORTS
 from rules.manifests.port_annotations import decimal
-from rules.manifests.ports import is_service_name, number, too_many
+from rules.manifests.ports import is_service_name, number
 from rules.manifests.selectors import read_selector
 from rules.model import Protocol
 from rules.policies import (
@@ -51,7 +52,8 @@ def read_policy(document: Fields, *, limit: int) -> NetworkPolicy | None:
     selector = read_selector(spec, PODS)
     if len(document.found) > before:
         selector = Selector()  # whom it was to select is not known: so everybody
-    rules = {direction: _rules(spec, direction, limit) for direction in Direction}
+    rules = {direction: _rules(spec, direction) for direction in Direction}
+    _check_size(spec, [rule for some in rules.values() for rule in some], limit)
     broken = bool(document.found)
     if broken:
         if not _is_placed(document):
@@ -119,7 +121,23 @@ def _types(spec: Fields, *, clear: bool) -> frozenset[Direction]:
     return frozenset(Direction) if speaks else frozenset({Direction.INGRESS})
 
 
-def _rules(spec: Fields, direction: Direction, limit: int) -> tuple[PolicyRule, ...]:
+def _check_size(spec: Fields, rules: Iterable[PolicyRule], limit: int) -> None:
+    """Note a policy that says more than can be meant: what that costs, it costs for every machine
+    that it selects."""
+    count = 0
+    for rule in rules:
+        blocks = [one for one in rule.peers or () if isinstance(one, IpBlock)]
+        count += len(rule.peers or ()) + sum(len(one.excepted) for one in blocks)
+        count += len(rule.ports or ())
+    if count > limit:
+        spec.problem(
+            "too-many-ranges",
+            f"has {count} peers, exceptions and ports, and {limit} is the limit",
+            "Write neighbouring ports as ranges, and neighbouring networks as one.",
+        )
+
+
+def _rules(spec: Fields, direction: Direction) -> tuple[PolicyRule, ...]:
     made: list[PolicyRule] = []
     for fields in spec.mappings(direction.value):
         key = PEERS_KEY[direction]
@@ -128,7 +146,7 @@ def _rules(spec: Fields, direction: Direction, limit: int) -> tuple[PolicyRule, 
         made.append(
             PolicyRule(
                 peers=tuple(peer for peer in peers if peer) or None,
-                ports=_ports(fields, limit) or None,
+                ports=_ports(fields) or None,
             )
         )
     return tuple(made)
@@ -217,11 +235,7 @@ def _cidr(text: str) -> Network | None:
 # ----------------------------------------------------------------------------------------- ports
 
 
-def _ports(fields: Fields, limit: int) -> tuple[PolicyPort, ...]:
-    values = fields.values.get("ports")
-    if isinstance(values, list) and len(values) > limit:
-        too_many(fields, ("ports",), len(values), limit)
-        return ()
+def _ports(fields: Fields) -> tuple[PolicyPort, ...]:
     read = [_port(port) for port in fields.mappings("ports")]
     return tuple(port for port in read if port)
 

@@ -62,19 +62,64 @@ def few_resources() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
 
 
-@pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused_in_little_time_and_memory(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "bomb.yaml"
-    path.write_text(BOMBS[name])
-    done = subprocess.run(
-        [sys.executable, "-m", "agent.entry", "validate", "-f", str(path)],
+def told(text: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """What a command says of the text, with few resources."""
+    path = folder / "bomb.yaml"
+    path.write_text(text)
+    return subprocess.run(
+        [sys.executable, "-m", "agent.entry", *words, "-f", str(path)],
         capture_output=True,
         text=True,
         timeout=10 * SECONDS,
         check=False,
         preexec_fn=few_resources,
     )
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_in_little_time_and_memory(name: str, tmp_path: Path) -> None:
+    done = told(BOMBS[name], tmp_path, "validate")
     assert done.returncode == 65, done.stderr[-500:]
     assert "Traceback" not in done.stderr
     assert len(done.stderr) < MOST_SAID, done.stderr[:500]
     assert " in " in done.stderr.splitlines()[-1]  # 1 problem in 1 manifest.
+
+
+POLICY = """\
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: large}
+spec:
+  podSelector: {}
+  %s: [%s]
+"""
+
+
+def listed(count: int, entry: str, step: int = 1) -> str:
+    """So many entries, each with a number and the two bytes of it."""
+    numbers = range(1, count * step, step)
+    return ",".join(entry.format(n=n, at=f"10.{n >> 8}.{n & 255}") for n in numbers)
+
+
+PORTS = listed(2000, "{{port: {n}}}", step=2)
+BLOCKS = listed(2000, "{{ipBlock: {{cidr: {at}.0/25}}}}")
+SELECTED = "from: [{{podSelector: {{matchLabels: {{a: b{n}}}}}}}]"
+LARGE = {
+    "ports": ("ingress", f"{{ports: [{listed(30_000, '{{port: {n}}}', step=2)}]}}"),
+    "ports for many": ("ingress", f"{{ports: [{PORTS}], from: [{BLOCKS}]}}"),
+    "rules": ("ingress", listed(3000, f"{{{{ports: [{{{{port: {{n}}}}}}], {SELECTED}}}}}")),
+    "exceptions": (
+        "ingress",
+        f"{{from: [{{ipBlock: {{cidr: 10.0.0.0/8, except: [{listed(4000, '{at}.0/25')}]}}}}]}}",
+    ),
+    "names": ("egress", f"{{ports: [{listed(4000, '{{port: n{n}}}')}]}}"),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_policy_is_planned_in_little_time_and_memory(name: str, tmp_path: Path) -> None:
+    text = MACHINE % ("1-65535", "") + POLICY % LARGE[name]
+    done = told(text, tmp_path, "plan", "--against", "empty")
+    assert done.returncode == 0, done.stderr[-500:]
+    assert "only what NetworkPolicy/default/large allow" in done.stdout

@@ -58,7 +58,7 @@ def others(draw: st.DrawFn) -> Displaced | Forbidden:
         return Displaced(family=family, guest=guest, ports=draw(some_ports))
     whom = st.sampled_from([None, (), (PEERS[family],)])
     protocols = st.sampled_from([None, *Protocol])
-    allowed = st.lists(st.tuples(whom, protocols, st.none() | ranges), max_size=2)
+    allowed = st.lists(st.tuples(whom, protocols, st.none() | some_ports), max_size=2)
     return Forbidden(
         family=family, guest=guest, incoming=draw(st.booleans()), allowed=tuple(draw(allowed))
     )

@@ -14,9 +14,12 @@ def addresses(count: int) -> list[str]:
     return [f"10.1.{number >> 8}.{number & 255}" for number in range(1, count + 1)]
 
 
-def test_a_range_that_is_not_shifted_costs_nothing() -> None:
+def test_a_range_that_is_not_shifted_costs_one_for_each_endpoint() -> None:
     wide = face(SAME, *addresses(1000))
-    assert affordable([wide] * 50) == ([wide] * 50, [], [])
+    assert affordable([wide] * 131) == ([wide] * 131, [], [])
+    kept, refused, [note] = affordable([wide] * 132)
+    assert (len(kept[-1].endpoints), refused) == (MOST - 131 * 1000, [])
+    assert "72 of 1000 get flows" in note
 
 
 def test_of_a_shifted_one_so_many_endpoints_get_flows_as_there_is_room_for() -> None:
@@ -37,9 +40,9 @@ def test_who_comes_when_there_is_no_room_is_refused_and_who_came_first_is_not() 
     assert notes == []
 
 
-def test_endpoints_that_cost_nothing_are_kept_beside_those_that_do() -> None:
+def test_endpoints_that_cost_little_are_kept_beside_those_that_cost_much() -> None:
     wide = face(WIDE, *addresses(5))
     same = face(SAME, "10.2.0.1")
     mixed = replace(wide, endpoints=(*same.endpoints, *wide.endpoints))
     [kept], _, _ = affordable([mixed])
-    assert kept.endpoints == (*same.endpoints, *wide.endpoints[:2])
+    assert kept.endpoints == (*same.endpoints, *wide.endpoints[:1])

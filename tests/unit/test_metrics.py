@@ -339,8 +339,18 @@ def test_an_odometer_does_not_grow_with_what_is_gone() -> None:
     odometer = Odometer()
     for number in range(5000):
         odometer.advance((f"range {number}",), {number: (1, 1)}, float(number))
-        odometer.forget(number - 100)
+        odometer.forget(number - 100, 1000)
     assert len(odometer) == 101
+
+
+def test_an_odometer_lets_go_of_the_longest_unfed_where_there_are_too_many() -> None:
+    odometer = Odometer()
+    for number in range(100):
+        odometer.advance((f"range {number:02}",), {number: (1, 1)}, float(number))
+    odometer.forget(0, 10)
+    assert len(odometer) == 10
+    assert odometer.total(("range 89",)) == (0, 0)
+    assert odometer.total(("range 90",)) == (1, 1)
 
 
 def test_iptables_is_not_asked_for_what_came_with_its_rules() -> None:

@@ -629,10 +629,20 @@ def test_a_problem_says_what_to_write() -> None:
     )
 
 
-def test_too_many_ports_are_refused() -> None:
-    document = policy("ingress: [{ports: [{port: 1}, {port: 2}]}]")
-    reading = read(document, limit=1)
-    assert found(reading) == [("too-many-ranges", "spec.ingress[0].ports")]
+@pytest.mark.parametrize(
+    "rules",
+    [
+        "ingress: [{ports: [{port: 1}, {port: 2}, {port: 3}]}]",
+        "ingress: [{ports: [{port: 1}]}, {ports: [{port: 2}]}, {ports: [{port: 3}]}]",
+        "ingress: [{from: [{podSelector: {}}], ports: [{port: 1}]}], egress: [{ports: [{}]}]",
+        "ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16, 10.2.0.0/16]}}]}]",
+    ],
+    ids=["ports of a rule", "ports of several", "peers and ports", "exceptions"],
+)
+def test_a_policy_that_says_too_much_is_refused_whole(rules: str) -> None:
+    assert found(read(policy(rules), limit=3)) == []
+    reading = read(policy(rules), limit=2)
+    assert found(reading) == [("too-many-ranges", "spec")]
     assert [one.ingress for one in reading.policies] == [()]
 
 

@@ -22,6 +22,7 @@ from rules.model import Live, Pending, Protocol
 from rules.node_ports import Allocations, Bands, Holder
 from rules.ports import PortRange
 from rules.problems import Problem, printable
+from rules.values import replace
 from tests.unit.samples import DESKTOP, PROBLEM, forward, forwards
 
 NOW = 1_800_000_000.0
@@ -102,6 +103,13 @@ ALLOCATIONS = Allocations(
 
 
 # --------------------------------------------------------------------------------- what it shows
+
+
+def test_problems_are_in_the_order_of_their_places_whatever_these_are_made_of() -> None:
+    paths: list[tuple[str | int, ...]] = [("a", 0, "x"), ("a", "b"), (), ("a", 0)]
+    problems = [replace(PROBLEM, path=path) for path in paths]
+    page = seen(node(problems=tuple(problems)))
+    assert "4 problems" in page.text
 
 
 def test_it_says_how_everything_stands() -> None:

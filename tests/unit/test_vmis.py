@@ -10,6 +10,7 @@ import pytest
 from agent.sources.feedback import Bucket, over_all, per_object, shortened
 from agent.sources.files import understood as understood_file
 from agent.sources.vmis import (
+    MOST_PODS,
     MOST_RANGES,
     Vmi,
     decoded,
@@ -197,6 +198,16 @@ def test_only_a_uid_is_a_pod(uid: str) -> None:
     where = place(decoded(vmi(thing).text), "n1")
     assert where.pods == ()
     assert len(where.odd) == 1
+
+
+def test_of_invented_pods_few_count_and_the_rest_is_told_in_one_line() -> None:
+    thing = copy()
+    invented = [f"{number:08x}-0000-0000-0000-000000000000" for number in range(10_000)]
+    thing["status"]["activePods"] = dict.fromkeys([*invented, *map(str, range(10_000))], "n1")
+    where = place(decoded(vmi(thing).text), "n1")
+    assert where.pods == tuple(invented[:MOST_PODS])
+    assert len(where.odd) == MOST_PODS + 1
+    assert where.odd[-1] == f"status.activePods names 20000 pods here, and {MOST_PODS} count"
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
