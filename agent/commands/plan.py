@@ -18,6 +18,7 @@ from agent.console import Console
 from agent.errors import Usage
 from agent.sources.files import load
 from rules.manifests import MOST_ENTRIES
+from rules.model import NODE
 from rules.plan import Plan
 from rules.render import plan_json, summary
 from rules.words import counted
@@ -80,6 +81,8 @@ def _say_script(console: Console, plans: Sequence[Plan], output: str) -> None:
             f" {', '.join(one.netns for one in plans)}",
             "Give the manifests of one namespace",
         )
+    if output == "iptables" and any(one.netns == NODE for one in plans):
+        raise Usage("Services are published with nftables only", "Ask for -o nft")
     for one in plans:
         console.say(f"# portranger, namespace {one.netns}. {summary([one])}")
         for change in one.sysctls:
