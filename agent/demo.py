@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import tempfile
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -55,8 +56,9 @@ def demonstrate(console: Console) -> int:
         console.say(f"   {lab.client} -- eth0 [{lab.pod}] k6t-eth0 -- {lab.guest}\n")
         manifest = Path(folder, "vm.yaml")
         servers = [(protocol, port) for protocol in FORWARDED for port in PROBED]
-        with echoing(lab, lab.guest, servers):
-            good = _forward(console, lab, manifest) and _edit(console, lab, manifest)
+        with echoing(lab, lab.guest, servers), closing(LiveKernel(proving=True)) as kernel:
+            good = _forward(console, lab, manifest, kernel)
+            good = good and _edit(console, lab, manifest, kernel)
     console.say("\nThe namespaces are gone again.")
     if not good:
         raise Failure("the demonstration did not go as it should", "Look for WRONG above")
@@ -70,36 +72,36 @@ def _leave(ours: int, number: int, _: object) -> None:
     raise KeyboardInterrupt
 
 
-def _forward(console: Console, lab: Lab, manifest: Path) -> bool:
+def _forward(console: Console, lab: Lab, manifest: Path, kernel: LiveKernel) -> bool:
     text = MANIFEST.format(netns=lab.pod, last=8000)
     manifest.write_text(text)
     console.say("2. The manifest:\n")
     console.say("".join(f"   {line}\n" for line in text.splitlines()))
     console.say("3. portranger apply -f vm.yaml --yes\n")
-    _apply(console, manifest)
+    _apply(console, manifest, kernel)
     console.say("\n4. The guest listens on every port below. Who is reachable from the client?\n")
     good = _table(console, lab, {protocol: range(1000, 8001) for protocol in FORWARDED})
     console.say("\n5. portranger show: packets and bytes of each range\n")
-    show([lab.pod], console, kernel=LiveKernel())
+    show([lab.pod], console, kernel=kernel)
     return good
 
 
-def _edit(console: Console, lab: Lab, manifest: Path) -> bool:
+def _edit(console: Console, lab: Lab, manifest: Path, kernel: LiveKernel) -> bool:
     console.say(
         f"\n6. A connection to tcp/{KEPT} is opened, then the TCP range is cut to {SHORTER}:\n"
     )
     with connected(lab, lab.client, POD[0].ip, Protocol.TCP, KEPT) as before:
         asks(before)
         manifest.write_text(MANIFEST.format(netns=lab.pod, last=SHORTER))
-        _apply(console, manifest)
+        _apply(console, manifest, kernel)
         alive = _answers(before)
     console.say(f"\n   the connection from before the edit: {_judged(alive, True, 'alive')}\n")
     open_ports = {Protocol.TCP: range(1000, SHORTER + 1), Protocol.UDP: range(1000, 8001)}
     return _table(console, lab, open_ports) and alive
 
 
-def _apply(console: Console, manifest: Path) -> None:
-    code = apply([str(manifest)], console, kernel=LiveKernel(), confirm=lambda _: True)
+def _apply(console: Console, manifest: Path, kernel: LiveKernel) -> None:
+    code = apply([str(manifest)], console, kernel=kernel, confirm=lambda _: True)
     if code != 0:
         raise Failure(f"apply ended with {code}")
 

@@ -91,7 +91,7 @@ def test_a_forbidden_import_breaks_its_contract(
     [
         ("agent/cli.py", "import click"),
         ("agent/entry.py", "import agent.cli"),
-        ("agent/kernel/nftables.py", "import nftables"),
+        ("agent/kernel/libnftables_worker.py", "import nftables"),
         ("agent/kernel/lab.py", "import pyroute2"),
         ("agent/demo.py", "import agent.kernel.lab, agent.reconcile"),
         ("agent/sources/yaml_text.py", "import yaml"),

@@ -4,14 +4,14 @@ Left to us, the choice follows what is live in the namespace, and what we chose 
 change from one look to the next because of what others do.
 """
 
-from functools import partial
 from typing import Protocol
 
 from agent.errors import BackendMissing, Failure
 from agent.kernel import sysctl
-from agent.kernel.iptables import Iptables, Workers
+from agent.kernel.iptables import Iptables
+from agent.kernel.iptables import Workers as IptablesWorkers
 from agent.kernel.kinds import Generation, Known
-from agent.kernel.netns import inside
+from agent.kernel.libnftables import Libnftables
 from agent.kernel.nftables import Nftables
 from rules.model import Family, Observed
 from rules.plan import Plan
@@ -69,22 +69,33 @@ class Backends:
             self.other.close()
 
 
+class Workers:
+    """The processes for libraries, started when needed."""
+
+    def __init__(self) -> None:
+        self.iptables, self.libnftables = IptablesWorkers(), Libnftables()
+
+    def stop(self) -> None:
+        self.iptables.stop()
+        self.libnftables.stop()
+
+
 def chosen(
     asked: str, descriptor: int, workers: Workers, known: Known | None = None, why: str = ASKED
 ) -> Backends:
     """The backend of the namespace this thread is in; and why, where it is not left to us."""
     if asked == IPTABLES:
-        other = _nftables_if_usable(descriptor, known)
+        other = _nftables_if_usable(descriptor, workers, known)
         if other is not None and other.kubevirt:
             other.close()
             raise Failure(
                 "KubeVirt's own chains are live here, and iptables cannot come before them",
                 "Use the backend nftables, or auto",
             )
-        return Backends(IPTABLES, why, Iptables(descriptor, workers), other)
-    legacy = Iptables(descriptor, workers) if legacy_is_live() else None
+        return Backends(IPTABLES, why, Iptables(descriptor, workers.iptables), other)
+    legacy = Iptables(descriptor, workers.iptables) if legacy_is_live() else None
     try:
-        modern = _nftables(descriptor, known)
+        modern = Nftables(descriptor, workers.libnftables, known)
         ours = modern.observe().table
     except BackendMissing as missing:
         if asked == NFTABLES or legacy is None:
@@ -130,12 +141,8 @@ def _with_usable(legacy: Iptables | None, reason: str, modern: Nftables) -> Back
     return Backends(NFTABLES, reason, modern, legacy)
 
 
-def _nftables(descriptor: int, known: Known | None) -> Nftables:
-    return Nftables(known, partial(inside, descriptor, "of the rules"))
-
-
-def _nftables_if_usable(descriptor: int, known: Known | None) -> Nftables | None:
+def _nftables_if_usable(descriptor: int, workers: Workers, known: Known | None) -> Nftables | None:
     try:
-        return _nftables(descriptor, known)
+        return Nftables(descriptor, workers.libnftables, known)
     except BackendMissing:
         return None

@@ -1,98 +1,42 @@
 """Our chains in the legacy tables of one namespace, through a worker process per address family.
 
-The workers start when they are first needed and serve every namespace. One that dies, hangs or
-talks nonsense is replaced; a commit is one atomic replace of a table in the kernel, so nothing is
+Whatever becomes of a worker, a commit is one atomic replace of a table in the kernel, so nothing is
 half done in it.
 """
 
-import os
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 from agent.errors import BackendMissing, Failure, NotPermitted, Stale, TryAgain
-from agent.kernel.wire import received, send
+from agent.kernel import worker
+from agent.kernel.worker import PATIENCE, Json, module
 from rules.model import Family, Live, Observed
 from rules.plan import Plan, Table
 from rules.xtables import decode, steps
 
-PATIENCE = 30.0  # seconds; a replace of thousands of rules takes one
 PAUSE = 30.0  # seconds until another worker may find what this one lacks
 WORKER = "agent.kernel.iptables_worker"
 
-Json = dict[str, object]
 
-
-class Worker:
+class Worker(worker.Worker):
     """The process of one family."""
 
     def __init__(
-        self, family: Family, command: Iterable[str] = (), patience: float = PATIENCE
+        self, family: Family, command: Sequence[str] = (), patience: float = PATIENCE
     ) -> None:
-        self._family = family
-        # -P: not from the directory that we happen to be in, which may be anybody's.
-        self._command = list(command) or [sys.executable, "-P", "-m", WORKER]
-        self._patience = patience
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket | None = None
-        self._began = 0.0
+        name = f"the iptables worker for {family.value}"
+        super().__init__(name, command or module(WORKER), [family.value], patience)
 
     def ask(self, descriptor: int, question: Json) -> Json:
-        """Its answer for that namespace."""
         _find()
-        try:
-            channel = self._channel or self._start()
-        except OSError as error:
-            what = f"cannot start the iptables worker for {self._family.value}"
-            raise TryAgain(f"{what} ({error})", "Try again") from error
-        try:
-            channel.settimeout(self._patience)  # what was left of it after the last answer
-            send(channel, question, descriptor)
-            answer = received(channel, self._patience)
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            self.stop()
-            raise self._lost(error) from error
+        answer = super().ask(descriptor, question)
         if "error" in answer:
-            if answer["error"] == "Unusable" and time.monotonic() - self._began > PAUSE:
+            if answer["error"] == "Unusable" and time.monotonic() - self.began > PAUSE:
                 self.stop()  # somebody may have installed it
             raise failure(str(answer["error"]), str(answer.get("text")))
         return answer
-
-    def stop(self) -> None:
-        """End the process; the next question starts another."""
-        if self._channel is not None:
-            self._channel.close()
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        self._channel = self._process = None
-
-    def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    [*self._command, str(theirs.fileno()), self._family.value],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-                )
-            except OSError:
-                ours.close()
-                raise
-        self._channel, self._began = ours, time.monotonic()
-        return ours
-
-    def _lost(self, error: Exception) -> Failure:
-        what = f"the iptables worker for {self._family.value}"
-        if isinstance(error, TimeoutError):
-            return TryAgain(f"{what} did not answer within {self._patience:g} s", "Try again")
-        return TryAgain(f"{what} ended or answered nonsense ({error})", "Try again")
 
 
 class Workers:
@@ -105,8 +49,8 @@ class Workers:
         return self._workers[family]
 
     def stop(self) -> None:
-        for worker in self._workers.values():
-            worker.stop()
+        for one in self._workers.values():
+            one.stop()
 
 
 class Iptables:

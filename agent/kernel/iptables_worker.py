@@ -1,8 +1,7 @@
 """A process of its own for python-iptables, one per address family: its tables are singletons of a
 process, IPv4 and IPv6 cannot share one, and it redirects the standard output while it reads.
 
-It answers requests on a socket, each with the descriptor of a namespace, and leaves that namespace
-again before it answers. Run by agent.kernel.iptables; not for people.
+Run by agent.kernel.iptables; not for people.
 """
 
 import contextlib
@@ -21,8 +20,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from agent.kernel.netns import inside
-from agent.kernel.wire import LENGTH, exactly, send
+from agent.kernel.worker import serve
 from rules.xtables import CHAINS, FILTER, JUMP_COMMENT, NAT, PREFIX, table
 
 UNUSABLE = ""  # why python-iptables is
@@ -55,27 +53,9 @@ class Unfit(Exception):
 
 
 def main() -> None:
-    """Serve the socket named on the command line until it closes."""
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    """Serve the socket named on the command line."""
     family = sys.argv[2]
-    while (request := receive(channel)) is not None:
-        question, descriptor = request
-        try:
-            with inside(descriptor, "of the request"):
-                answer = _answer(question, family)
-        except Exception as error:  # whatever it is, the other side must hear of it
-            answer = {"error": type(error).__name__, "text": str(error)}
-        finally:
-            os.close(descriptor)
-        send(channel, answer)
-
-
-def receive(channel: socket.socket) -> tuple[Json, int] | None:
-    """The next request with its namespace; None when there will be no more."""
-    header, descriptors, _, _ = socket.recv_fds(channel, LENGTH.size, 1)
-    if not header:
-        return None
-    return json.loads(exactly(channel, LENGTH.unpack(header)[0])), descriptors[0]
+    serve(socket.socket(fileno=int(sys.argv[1])), lambda question: _answer(question, family))
 
 
 def _answer(question: Json, family: str) -> Json:

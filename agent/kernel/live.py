@@ -34,6 +34,7 @@ from rules.model import (
     Rule,
     Surroundings,
 )
+from rules.nft import Json
 from rules.plan import Plan, Table
 from rules.publish import Node
 from rules.values import replace
@@ -121,7 +122,7 @@ class LiveNamespace:
         self._proving = proving
         self._netns = netns
         self._descriptor = descriptor
-        self._later, self._turns = later, turns
+        self._workers, self._later, self._turns = workers, later, turns
         with self._inside():
             why = SERVICES if netns == NODE else ASKED
             self._backends = chosen(backend, descriptor, workers, known, why)
@@ -148,7 +149,10 @@ class LiveNamespace:
     def node(self, endpoints: Iterable[Address], *, others: bool) -> Node:
         surroundings = self.surroundings()
         with self._inside():
-            return look(surroundings, endpoints, others=others)
+            return look(surroundings, endpoints, self._listed if others else None)
+
+    def _listed(self, question: Json) -> tuple[list[Json], str]:
+        return self._workers.libnftables.run(self._descriptor, question)
 
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
         with self._inside():
@@ -339,7 +343,7 @@ class LiveKernel:
                 require()
                 return
             try:
-                tables = Nftables()
+                tables = Nftables(descriptor, self._workers.libnftables)
             except BackendMissing:
                 if self._backend == AUTO:  # a namespace with legacy rules can still be served
                     return

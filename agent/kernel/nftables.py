@@ -1,25 +1,20 @@
-"""Our nftables table in one namespace, in this process: read through libnftables, written to the
-kernel itself.
+"""Our nftables table in one namespace: read through libnftables, written to the kernel itself.
 
-A context belongs to the namespace it was made in and keeps that alive: close it soon. It must not
-be shared between threads.
+A socket belongs to the namespace it was made in and keeps that alive: close it soon.
 """
 
-import ctypes
 import functools
 import os
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable
 from itertools import chain
-
-import nftables
 
 from agent.errors import BackendMissing, Failure, NotPermitted, Stale
 from agent.kernel.kinds import Generation, Known
+from agent.kernel.libnftables import Libnftables, Unreadable, load
 from agent.kernel.netlink import ask, attribute, attributes, transact
 from rules.model import Family, Observed, Rule
 from rules.nft import NAME, Json, commands
@@ -30,8 +25,7 @@ from rules.nft_steps import AddLookup, AddRule, in_turn
 from rules.plan import Plan, Table
 from rules.shapes import PORTS
 
-LIBRARY = "libnftables.so.1"
-LIST = {"nftables": [{"list": {"table": {"family": "inet", "name": NAME}}}]}
+LIST: Json = {"list": {"table": {"family": "inet", "name": NAME}}}
 KNOWN_RULES = 50_000  # decoded and remembered at the most; then from scratch
 PAUSES = (0.01, 0.03, 0.1, 0.0)  # seconds before a listing is doubted once more
 MISSING = "No such file or directory"
@@ -50,19 +44,14 @@ STALE = (
 )
 
 
-Enter = Callable[[], AbstractContextManager[None]]
-
-
 class Nftables:
-    """Made by a thread that is in the namespace; it stays there wherever that thread goes, if it is
-    told how to enter it again."""
+    """Made by a thread that is in the namespace; it stays there wherever that thread goes."""
 
-    def __init__(self, known: Known | None = None, enter: Enter = nullcontext) -> None:
+    def __init__(self, descriptor: int, library: Libnftables, known: Known | None = None) -> None:
         """What is known from an earlier look spares another one, if nothing changed since."""
-        self._enter = enter
-        _load(LIBRARY)
+        load()
+        self._descriptor, self._library = descriptor, library
         self._netlink = netlink()
-        self._made: nftables.Nftables | None = None
         self._known = known
         self._foreseen: tuple[Generation, Callable[[], Observed]] | None = None
         self._rules: dict[tuple[str, str, str], Rule] = {}
@@ -79,18 +68,6 @@ class Nftables:
     @known.setter
     def known(self, known: Known | None) -> None:
         self._known, self._foreseen = known, None
-
-    @property
-    def _context(self) -> nftables.Nftables:
-        """Made when first needed: to look at what is known, and to write, takes none."""
-        if self._made is None:
-            with self._enter():
-                with netlink() as here:  # where it gets none, libnftables ends the whole process
-                    if cookie_of(here) != cookie_of(self._netlink):
-                        raise RuntimeError("asked from another namespace")
-                self._made = nftables.Nftables(LIBRARY)
-            self._made.set_handle_output(True)
-        return self._made
 
     @functools.cached_property
     def kubevirt(self) -> frozenset[Family]:
@@ -117,15 +94,18 @@ class Nftables:
         except FileNotFoundError:
             return Observed(mapped={})  # no table
         for pause in PAUSES:
-            code, output, error = self._context.json_cmd(LIST)
-            if code != 0 and MISSING in error:
+            try:
+                listing, error = self._library.run(self._descriptor, LIST)
+            except Unreadable as unreadable:
+                return Observed(table=True, unsound=unreadable.what, mapped={})
+            if MISSING in error:
                 break
-            if code != 0:
+            if error:
                 raise failure(error, Table.KEEP)
             if len(self._rules) > KNOWN_RULES:
                 self._rules.clear()
-            found = decode(output["nftables"], self._rules)
-            if not pause or not (found.unsound or found.foreign) or not _may_lack(output):
+            found = decode(listing, self._rules)
+            if not pause or not (found.unsound or found.foreign) or not _may_lack(listing):
                 return found
             time.sleep(pause)
         return Observed(mapped={})
@@ -176,8 +156,8 @@ class Nftables:
         return [int.from_bytes(handle, "big") for handle in found]
 
     def _run(self, words: list[Json], plan: Plan) -> None:
-        code, _, error = self._context.json_cmd({"nftables": words})
-        if code != 0:
+        _, error = self._library.run(self._descriptor, *words)
+        if error:
             if plan.table is Table.CREATE and self._list().table:
                 raise Stale("somebody else made the table while we looked", "Try again")
             raise failure(error, plan.table)
@@ -185,15 +165,14 @@ class Nftables:
     def close(self) -> None:
         """Let go of the namespace."""
         self._netlink.close()
-        self._made = None
 
 
-def _may_lack(output: dict[str, list[Json]]) -> bool:
+def _may_lack(listing: Iterable[Json]) -> bool:
     """Whether a listing may lack what is there. The map from port to port is a hash table that the
     kernel enlarges behind our back, and who lists it meanwhile misses elements: seen with 32,767 of
     them on 6.18, once in 40 times on a busy machine. To take that for tampering would make the
     table anew."""
-    maps = [one["map"] for one in output["nftables"] if "map" in one]
+    maps = [one["map"] for one in listing if "map" in one]
     return any(isinstance(one, dict) and str(one.get("name")).endswith(PORTS) for one in maps)
 
 
@@ -212,33 +191,6 @@ def cookie_of(asking: socket.socket) -> int:
     """Of the namespace that a socket is in."""
     cookie = asking.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
     return int.from_bytes(cookie, sys.byteorder)
-
-
-@functools.cache
-def _load(library: str) -> None:
-    try:
-        ctypes.CDLL(library)
-    except OSError as error:
-        raise BackendMissing(
-            f"cannot load {library} ({error})", "Run: apt install libnftables1"
-        ) from error
-
-
-def listed(what: Json) -> list[Json]:
-    """What libnftables lists of that in the namespace this thread is in; nothing, where it is not
-    there or cannot be read."""
-    _load(LIBRARY)
-    netlink().close()  # where it gets none, libnftables ends the whole process
-    try:
-        code, output, error = nftables.Nftables(LIBRARY).json_cmd({"nftables": [{"list": what}]})
-    except ValueError:  # names of others can be any bytes
-        return []
-    if code == 0:
-        found: list[Json] = output["nftables"]
-        return found
-    if MISSING in error:
-        return []
-    raise failure(error, Table.KEEP)
 
 
 def kubevirt_in(asking: socket.socket) -> frozenset[Family]:

@@ -3,19 +3,20 @@ of iptables where they are in use. It is only read."""
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from agent.errors import TryAgain
 from agent.kernel.backends import legacy_is_live
+from agent.kernel.libnftables import Unreadable
 from agent.kernel.netlink import NLM_F_DUMP, Attributes, ask
 from agent.kernel.nftables import (
+    MISSING,
     NFT_MSG_GETCHAIN,
     NFT_MSG_GETTABLE,
     NFTA_CHAIN_NAME,
     NFTA_CHAIN_TABLE,
     NFTA_TABLE_FLAGS,
     failure,
-    listed,
     netlink,
 )
 from rules import translations as rules
@@ -33,9 +34,12 @@ Name = tuple[str, str]  # family and name of a table
 PATIENCE = 10.0  # seconds; to save thousands of rules takes a tenth of one
 
 
-def translations() -> tuple[Translation, ...]:
+Lister = Callable[[Json], tuple[list[Json], str]]
+
+
+def translations(lister: Lister) -> tuple[Translation, ...]:
     """All of them, in tables with a nat chain."""
-    listing = [entry for question in _questions() for entry in listed(question)]
+    listing = [entry for question in _questions() for entry in _listed(question, lister)]
     found = list(rules.listed(listing))
     for family in rules.hidden(listing):
         found += rules.saved(_save("nft", family), family, f"table {family.value} nat")
@@ -44,6 +48,18 @@ def translations() -> tuple[Translation, ...]:
             text = _save("legacy", family)
             found += rules.saved(text, family, f"legacy table {family.value} nat")
     return tuple(dict.fromkeys(found))
+
+
+def _listed(what: Json, lister: Lister) -> list[Json]:
+    """What libnftables lists of that; nothing, where it is not there or cannot be read: names of
+    others can be any bytes."""
+    try:
+        listing, error = lister({"list": what})
+    except Unreadable:
+        return []
+    if error and MISSING not in error:
+        raise failure(error, Table.KEEP)
+    return listing
 
 
 def _questions() -> Iterator[Json]:

@@ -11,7 +11,6 @@ import pytest
 
 from agent.errors import Failure
 from agent.kernel.lab import POD, Lab
-from agent.kernel.live import LiveKernel
 from agent.kernel.probe import asks, connected, echoing, reached
 from agent.reconcile import keep, wish_of
 from rules.model import FORWARDED, Address, Chain, Claim, Family, Machine, Protocol
@@ -20,7 +19,7 @@ from rules.ports import PortRange
 from rules.values import replace
 from tests.datapath.traffic import sockets
 from tests.kubevirt import programmed
-from tests.spaces import IPTABLES, applied, lab, nft, observed, vm, within
+from tests.spaces import IPTABLES, applied, kernel, lab, nft, observed, vm, within
 
 FLOWS = [(family, protocol) for family in Family for protocol in FORWARDED]
 POD_AT = {Family.of(address): address.ip for address in POD}
@@ -156,7 +155,7 @@ def test_their_chains_may_come_after_ours_and_go_again(wired: Lab) -> None:
 def test_a_flow_to_a_port_that_is_shut_now_is_cut_and_others_go_on(wired: Lab) -> None:
     programmed(wired.pod)
     flows = [(protocol, port) for protocol in FORWARDED for port in (1000, 8080)]
-    with echoing(wired, wired.guest, flows), LiveKernel().opened(wired.pod) as namespace:
+    with echoing(wired, wired.guest, flows), kernel("auto").opened(wired.pod) as namespace:
         clients = {
             (protocol, port): connected(wired, wired.client, POD_AT[Family.IP], protocol, port)
             for protocol, port in flows

@@ -77,7 +77,7 @@ def own() -> Iterator[LiveKernel]:
 
 
 def pid_of(served: LiveKernel, family: Family) -> int:
-    process = served._workers[family]._process
+    process = served._workers.iptables[family]._process
     assert process is not None
     return process.pid
 
@@ -156,7 +156,7 @@ def test_no_worker_is_started_where_nobody_uses_the_legacy_tables() -> None:
         with made.opened(name) as namespace:
             converge(name, wanted(name, [DESKTOP]), namespace)
             assert namespace.backend == "nftables"
-        assert [made._workers[family]._process for family in Family] == [None, None]
+        assert [made._workers.iptables[family]._process for family in Family] == [None, None]
 
 
 # ----------------------------------------------------------------------------------- they hang

@@ -25,6 +25,7 @@ from tests.spaces import (
     eventually,
     home,
     ip,
+    kernel,
     manifest,
     observed,
     pod,
@@ -257,7 +258,7 @@ def fails_inside(netns: str) -> None:
 
 
 def fails_while_it_is_open(netns: str) -> None:
-    with LiveKernel().opened(netns) as namespace:
+    with kernel("auto").opened(netns) as namespace:
         namespace.surroundings()
         raise Failure("on purpose")
 
@@ -297,7 +298,7 @@ def test_a_deleted_namespace_is_not_kept_alive() -> None:
         # A pair of veths dies with the namespace of either end.
         ip(name, f"link add tether type veth peer name tether netns {witness}")
         desired = wanted(name, [vm("a", "1000-8000")])
-        with LiveKernel().opened(name) as namespace:
+        with kernel("auto").opened(name) as namespace:
             converge(name, desired, namespace)
             converge(name, wanted(name, [vm("a", "22")]), namespace)
         with pytest.raises(Failure):
@@ -310,7 +311,7 @@ def test_a_deleted_namespace_is_not_kept_alive() -> None:
 def test_a_deleted_namespace_lives_while_it_is_open_and_no_longer() -> None:
     with space() as witness, pod() as name:
         ip(name, f"link add tether type veth peer name tether netns {witness}")
-        with LiveKernel().opened(name) as namespace:
+        with kernel("auto").opened(name) as namespace:
             desired = wanted(name, [vm("a", "22")])
             run("ip", "netns", "del", name)
             converge(name, desired, namespace)

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from rules.model import Family, Protocol
 from rules.occupied import Listener
 from rules.ports import PortRange
 from tests.spaces import (
+    NFTABLES,
     applied,
     emptied,
     eventually,
+    kernel,
     legacy,
     nft,
     observed,
@@ -81,8 +84,9 @@ def heard(netns: str) -> list[str]:
 
 
 def told(netns: str) -> list[str]:
-    with entered(netns):
-        return sorted(str(one) for one in translations())
+    library = kernel(NFTABLES)._workers.libnftables
+    with opened(netns) as descriptor, inside(descriptor, netns):
+        return sorted(map(str, translations(partial(library.run, descriptor))))
 
 
 CASES = {

@@ -1,0 +1,44 @@
+"""A process of its own for libnftables. What others wrote into a table of ours can make it abort or
+read where it must not, and the tables of a namespace are its tenants'.
+
+Run by agent.kernel.libnftables; not for people.
+"""
+
+import json
+import socket
+import sys
+
+import nftables
+
+from agent.kernel.worker import Json, serve
+
+LIBRARY = "libnftables.so.1"
+
+
+class Contexts:
+    """One for each request: a context belongs to the namespace that it was made in, and keeps that
+    alive. To let go of it takes a while where it deleted something, so that comes after the answer.
+    """
+
+    def __init__(self) -> None:
+        self._used: nftables.Nftables | None = None
+
+    def answer(self, question: Json) -> Json:
+        self._used = nftables.Nftables(LIBRARY)
+        self._used.set_handle_output(True)
+        self._used.set_json_output(True)
+        code, output, error = self._used.cmd(json.dumps({"nftables": question["commands"]}))
+        return {"code": code, "output": output, "failure": error}
+
+    def let_go(self) -> None:
+        self._used = None
+
+
+def main() -> None:
+    """Serve the socket named on the command line."""
+    contexts = Contexts()
+    serve(socket.socket(fileno=int(sys.argv[1])), contexts.answer, contexts.let_go)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""A process of its own for a library that this one is not to be trusted with. It is started when it
+is first needed and serves every namespace. One that dies, hangs or talks nonsense is replaced.
+
+The other side is `serve`: it answers requests on a socket, each with the descriptor of a namespace,
+and leaves that namespace again before it answers.
+"""
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from agent.errors import TryAgain
+from agent.kernel.netns import inside
+from agent.kernel.wire import LENGTH, exactly, received, send
+
+PATIENCE = 30.0  # seconds; a replace of thousands of rules takes one
+IDLE = 120.0  # seconds without a request after which a worker ends: it is memory
+OWN_FAULT = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
+
+Json = dict[str, object]
+
+
+class Lost(TryAgain):
+    """A worker did not answer, and was ended."""
+
+    crashed = False  # by what it was asked; not from outside, nor for want of memory
+
+
+class Worker:
+    """The process, as who asks it sees it."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        words: Sequence[str] = (),
+        patience: float = PATIENCE,
+    ) -> None:
+        self.began = 0.0
+        self._name = name
+        self._command, self._words = list(command), list(words)
+        self._patience = patience
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+
+    def ask(self, descriptor: int, question: Json) -> Json:
+        """Its answer for that namespace."""
+        if self._process is not None and self._process.poll() == 0:
+            self.stop()  # it had nothing to do for long
+        try:
+            channel = self._channel or self._start()
+        except OSError as error:
+            raise TryAgain(f"cannot start {self._name} ({error})", "Try again") from error
+        try:
+            channel.settimeout(self._patience)  # what was left of it after the last answer
+            send(channel, question, descriptor)
+            return received(channel, self._patience)
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise self._lost(error) from error
+
+    def stop(self) -> None:
+        """End the process; the next question starts another."""
+        if self._channel is not None:
+            self._channel.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._channel = self._process = None
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [*self._command, str(theirs.fileno()), *self._words],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                )
+            except OSError:
+                ours.close()
+                raise
+        self._channel, self.began = ours, time.monotonic()
+        return ours
+
+    def _lost(self, error: Exception) -> Lost:
+        ended = None
+        if isinstance(error, ConnectionError) and self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                ended = self._process.wait(1)
+        self.stop()
+        if isinstance(error, TimeoutError):
+            return Lost(f"{self._name} did not answer within {self._patience:g} s", "Try again")
+        lost = Lost(f"{self._name} ended or answered nonsense ({error})", "Try again")
+        lost.crashed = ended is not None and -ended in OWN_FAULT
+        return lost
+
+
+def module(name: str) -> list[str]:
+    """The command that runs it. -P: not from the directory that we happen to be in, which may be
+    anybody's."""
+    return [sys.executable, "-P", "-m", name]
+
+
+def serve(
+    channel: socket.socket, answer: Callable[[Json], Json], after: Callable[[], None] = lambda: None
+) -> None:
+    """Answer what is asked on a socket until it closes, or nobody asks for long; and what is left
+    to do after an answer."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what a tenant made end it is nothing to keep
+    while True:
+        channel.settimeout(IDLE)
+        try:
+            header, descriptors, _, _ = socket.recv_fds(channel, LENGTH.size, 1)
+        except TimeoutError:
+            return
+        if not header:
+            return
+        channel.settimeout(None)
+        descriptor = descriptors[0]
+        try:
+            question = json.loads(exactly(channel, LENGTH.unpack(header)[0]))
+            with inside(descriptor, "of the request"):
+                said = answer(question)
+        except Exception as error:  # whatever it is, the other side must hear of it
+            said = {"error": type(error).__name__, "text": str(error)}
+        finally:
+            os.close(descriptor)
+        send(channel, said)
+        after()

@@ -1,0 +1,134 @@
+"""What others put into our table, with the rights that they have in their own namespace. At some of
+it libnftables aborts, or reads where it must not. That ends a worker, and nothing else: the table
+is made anew."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from agent.kernel.netlink import transact
+from agent.kernel.netns import inside, opened
+from agent.kernel.nftables import netlink
+from rules import nft_batch as raw
+from rules.nft_batch import NEWCHAIN, NEWSET, NEWSETELEM, OURS, Message, attribute
+from tests.spaces import applied, emptied, kernel, observed, pod, portranger, vm, within
+
+MACHINE = vm("desktop", "22,1000-8000/udp")
+NFTA_CHAIN_NAME, NFTA_SET_TABLE_NAME = 3, 2
+MAP = 8  # a flag
+ADDRESS, PORT, UNHEARD_OF = 7, 13, 9999  # types of libnftables
+KINDS = range(40)  # of expressions, in what a set says of its own type
+
+
+def made(name: bytes, key: int, length: int, *more: bytes, flags: int = 0) -> Message:
+    """A set or map, as no program of ours would make it."""
+    numbers = {3: flags, 4: key, 5: length, 10: 1}
+    content = b"".join(attribute(kind, raw._number(value)) for kind, value in numbers.items())
+    name = attribute(NFTA_SET_TABLE_NAME, name + b"\0")
+    return NEWSET, 0x401, OURS + name + content + b"".join(more)
+
+
+def element(name: bytes, key: bytes, data: bytes = b"") -> Message:
+    inner = raw._nested(1, attribute(1, key)) + (
+        raw._nested(2, attribute(1, data)) if data else b""
+    )
+    listed = raw._nested(3, raw._nested(1, inner))
+    return NEWSETELEM, 0x401, OURS + attribute(NFTA_SET_TABLE_NAME, name + b"\0") + listed
+
+
+def pair(kind: int, content: bytes) -> bytes:
+    """As libnftables keeps what it wants to know of a set."""
+    return bytes((kind, len(content))) + content
+
+
+def typed(kind: int) -> Message:
+    one = (1).to_bytes(4, "little")
+    inner = pair(0, kind.to_bytes(4, "little")) + pair(1, b"".join(pair(n, one) for n in range(3)))
+    return made(b"typed%d" % kind, PORT, 2, attribute(13, pair(3, inner)))
+
+
+NOWHERE = (attribute(6, raw._number(UNHEARD_OF)), attribute(7, raw._number(4)))
+HOSTILE: dict[str, list[Message]] = {
+    "a chain whose name is no text": [
+        (NEWCHAIN, 0x401, OURS + attribute(NFTA_CHAIN_NAME, b"\xff\xfe\0"))
+    ],
+    "a set whose name is no text": [made(b"\xff\xfe", PORT, 2)],
+    "addresses that are too long": [made(b"s", ADDRESS, 16), element(b"s", b"\1" * 16)],
+    "a map to what nobody knows": [
+        made(
+            b"m",
+            PORT,
+            2,
+            *(attribute(n, raw._number(v)) for n, v in ((6, UNHEARD_OF), (7, 4))),
+            flags=MAP,
+        ),
+        element(b"m", b"\0\1", b"\1" * 4),
+    ],
+    "sets of every odd type": [typed(kind) for kind in KINDS],
+}
+
+
+def put(netns: str, messages: list[Message]) -> None:
+    edge = b"\0\0\0\x0a"
+    *most, (kind, flags, body) = messages
+    whole = [(16, 1, edge), *most, (kind, flags | 4, body), (17, 1, edge)]
+    with opened(netns) as descriptor, inside(descriptor, netns), netlink() as here:
+        transact(here, b"".join(raw._message(*one) for one in whole))
+
+
+@pytest.fixture(scope="module")
+def only() -> Iterator[str]:
+    with pod() as name:
+        yield name
+
+
+@pytest.fixture
+def netns(only: str) -> str:
+    applied(emptied(only), MACHINE)
+    return only
+
+
+def assert_is_mended(netns: str) -> None:
+    seen = observed(netns)
+    assert seen.unsound or seen.foreign
+    applied(netns, MACHINE)
+    assert applied(netns, MACHINE).empty
+    assert "udp dport 1000-8000" in within(netns, "nft", "list", "table", "inet", "portranger")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_whatever_is_put_into_the_table_it_is_made_anew(netns: str, name: str) -> None:
+    put(netns, HOSTILE[name])
+    assert_is_mended(netns)
+
+
+def test_a_link_whose_name_is_no_text_is_no_harm(netns: str) -> None:
+    harm(netns)
+    assert_is_mended(netns)
+
+
+def harm(netns: str) -> None:
+    script = b'add rule inet portranger prerouting iifname "\xff" accept\n'
+    words = ["ip", "netns", "exec", netns, "nft", "-f", "-"]
+    subprocess.run(words, input=script, check=True, timeout=60)
+
+
+def test_a_table_that_makes_libnftables_fail_is_shown_and_cleared(netns: str) -> None:
+    harm(netns)
+    put(netns, HOSTILE["addresses that are too long"])
+    shown = portranger("show", "--netns", netns)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert portranger("clear", "--netns", netns, "--yes").returncode == 0
+    assert within(netns, "nft", "list", "tables") == ""
+
+
+def test_a_worker_that_crashed_is_replaced(netns: str) -> None:
+    put(netns, HOSTILE["addresses that are too long"])
+    assert observed(netns).unsound == "libnftables crashed"
+    worker = kernel("auto")._workers.libnftables._worker
+    assert worker._process is None
+    applied(netns, MACHINE)
+    assert observed(netns).unsound == ""
