@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ def nft(netns: str, script: str) -> int:
     """Somebody's nft, and its pid: `ip` becomes `nft`."""
     words = ("ip", "netns", "exec", netns, "nft", "-f", "-")
     child = subprocess.Popen(words, stdin=subprocess.PIPE, cwd=ROOT)
-    child.communicate(script.encode(), timeout=20)
+    child.communicate(os.fsencode(script), timeout=20)
     assert child.returncode == 0
     return child.pid
 
@@ -53,6 +54,9 @@ BREAKAGES = {
     "one rule is deleted": "delete rule {rule}",
     "a rule is added": "add rule inet portranger prerouting tcp dport 9999 dnat ip to 10.0.2.2",
     "a rule is made to accept": "insert rule inet portranger prerouting accept",
+    "a rule is added at which libnftables aborts": (
+        'add rule inet portranger prerouting iifname "\udcff" accept'
+    ),
     "a chain is added": "add chain inet portranger mine",
     "it is put to sleep": "add table inet portranger {{ flags dormant; }}",
 }
