@@ -63,6 +63,11 @@ class Backends:
         known = self.known if self.other is None else None
         return known[0] if known else None
 
+    def require(self, plan: Plan) -> None:
+        """See that what is written goes where it should, before anything is."""
+        if isinstance(self.tables, Iptables):
+            self.tables.require(plan)
+
     def close(self) -> None:
         self.tables.close()
         if self.other is not None:
@@ -113,7 +118,10 @@ def chosen(
             return Backends(IPTABLES, "our chains are in the legacy tables", legacy, modern)
         if legacy.others:
             reason = f"the legacy NAT tables hold {counted(legacy.others, 'rule')} of others"
-            return Backends(IPTABLES, reason, legacy, modern)
+            if not legacy.unfit:
+                return Backends(IPTABLES, reason, legacy, modern)
+            reason += f", but python-iptables does not work with this machine's {legacy.unfit}"
+            return Backends(NFTABLES, reason, modern, None)
     reason = "no legacy NAT rules here; what iptables-nft writes is nftables, too"
     return Backends(NFTABLES, reason, modern, None)
 

@@ -61,7 +61,8 @@ class Iptables:
         self._workers = workers
         self._digests: dict[Family, object] = {}
         self._seen = Observed()
-        self.others = 0  # rules of other people in the nat tables, at the last look
+        # At the last look: rules of other people in the nat tables, and why we could write none.
+        self.others, self.unfit = 0, ""
 
     def observe(self) -> Observed:
         """What our chains hold, in both families."""
@@ -69,6 +70,7 @@ class Iptables:
         try:
             self._digests = {family: listing["digest"] for family, listing in listings.items()}
             self.others = sum(int(str(listing["others"])) for listing in listings.values())
+            self.unfit = next((str(one["unfit"]) for one in listings.values() if one["unfit"]), "")
             self._seen = decode(listings)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             self._workers.stop()
@@ -90,6 +92,11 @@ class Iptables:
         for family, made in due.items():
             question: Json = {"steps": made, "digest": self._digests[family]}
             self._workers[family].ask(self._descriptor, question)
+
+    def require(self, plan: Plan) -> None:
+        """See that it can be carried out, before anything else is done for it."""
+        if self.unfit and plan.table is not Table.DELETE:
+            raise failure("Unfit", self.unfit)
 
     def _fits(self, plan: Plan) -> bool:
         """Whether what the plan rewrites stands where it says, at the last look: the digest tells
@@ -130,7 +137,7 @@ def _not_permitted() -> NotPermitted:
 def failure(kind: str, text: str) -> Failure:
     """What an error of the worker means for the user."""
     if kind == "Unfit":
-        what = f"this python-iptables does not work with this machine's {text}"
+        what = f"python-iptables does not work with this machine's {text}"
         return BackendMissing(f"{what}; no rule was written", "Use --backend nftables")
     if kind == "Unusable" or text.startswith("can't find"):
         return BackendMissing(

@@ -38,18 +38,17 @@ IPTABLES = "/usr/sbin/iptables"
 
 Json = dict[str, Any]
 
-# A rule with all that is lost where python-iptables and iptables do not go together.
-SAMPLE: Json = {
-    "in-interface": "eth0",
-    "protocol": "tcp",
-    "tcp": {"dport": "1000:8000"},
-    "comment": {"comment": JUMP_COMMENT},
-}
+# Rules with all that is lost where python-iptables and iptables do not go together.
+SAMPLES: list[Json] = [
+    {
+        "in-interface": "eth0",
+        "protocol": protocol,
+        protocol: {"dport": "1000:8000"},
+        "comment": {"comment": JUMP_COMMENT},
+    }
+    for protocol in ("tcp", "udp")
+]
 TO = {"ip": "192.0.2.1", "ip6": "2001:db8::1"}
-
-
-class Unfit(Exception):
-    """This python-iptables does not know the iptables of this machine."""
 
 
 def main() -> None:
@@ -67,8 +66,8 @@ def _answer(question: Json, family: str) -> Json:
             return listing
         if question["digest"] != listing["digest"]:
             return {"error": "Stale", "text": "our chains changed since they were looked at"}
-        if question["steps"] != [["drop"]]:
-            _try(family)
+        if question["steps"] != [["drop"]] and _unfit(family):
+            return {"error": "Unfit", "text": _unfit(family)}
         for name, due in _commits(question["steps"], family):
             for step, *details in due:
                 _STEPS[step](tables[name], family, *details)
@@ -167,7 +166,8 @@ def _listing(tables: Tables, family: str) -> Json:
     plain = {chain: [_plain(rule) for rule in rules] for chain, rules in chains.items()}
     content = json.dumps([plain, sorted(jumps), several])
     digest = sha256(content.encode()).hexdigest()
-    return {"chains": chains, "jumps": jumps, "others": others, "digest": digest}
+    found = {"chains": chains, "jumps": jumps, "others": others, "digest": digest}
+    return {**found, "unfit": _unfit(family)}
 
 
 def _chains(table: Any) -> list[Any]:
@@ -259,12 +259,15 @@ def _insert(table: Any, family: str, name: str, place: int, rule: Json) -> None:
 
 
 @cache
-def _try(family: str) -> None:
-    """Whether rules can be written at all, before a first one is."""
+def _unfit(family: str) -> str:
+    """Why rules cannot be written at all, before a first one is: this python-iptables may not know
+    the iptables of this machine."""
     try:
-        _encoded(SAMPLE | {"target": {"DNAT": {"to-destination": TO[family]}}}, family)
-    except iptc.IPTCError as error:
-        raise Unfit(f"{_version()} ({error})") from error
+        for sample in SAMPLES:
+            _encoded(sample | {"target": {"DNAT": {"to-destination": TO[family]}}}, family)
+    except (iptc.IPTCError, iptc.XTablesError) as error:
+        return f"{_version()} ({error})"
+    return ""
 
 
 def _encoded(rule: Json, family: str) -> Any:

@@ -177,6 +177,7 @@ class LiveNamespace:
         """Settings first: where they may not be made, the rules would lead nowhere. What the other
         backend holds goes last: a flow that the first one has translated is left alone by the
         second, so for that moment no port is forwarded twice, and at no moment none."""
+        self._backends.require(plan)
         with self._inside():
             for change in plan.sysctls:
                 sysctl.write(change.name, change.after)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import Failure, Stale, TryAgain
+from agent.errors import BackendMissing, Failure, Stale, TryAgain
 from agent.kernel.iptables import Iptables, Worker, Workers
 from agent.kernel.live import LiveKernel, LiveNamespace
 from agent.kernel.netns import opened
@@ -676,17 +676,24 @@ def test_only_the_table_nat_is_brought_to_life() -> None:
 # -------------------------------------------------------------------------- what cannot be decoded
 
 
+@contextmanager
+def without(folder: Path, backend: str, *extensions: str) -> Iterator[LiveKernel]:
+    """A kernel whose workers lack these extensions."""
+    all_of_them = next(Path("/usr/lib").glob("**/xtables/libxt_comment.so")).parent
+    for path in all_of_them.iterdir():
+        if not any(word in path.name for word in extensions):
+            (folder / path.name).symlink_to(path)
+    with closing(LiveKernel(backend)) as made, space() as somewhere, opened(somewhere) as number:
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("XTABLES_LIBDIR", str(folder))
+            Iptables(number, made._workers.iptables).observe()  # which starts the workers
+        yield made
+
+
 @pytest.fixture
-def lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveKernel]:
+def lacking(tmp_path: Path) -> Iterator[LiveKernel]:
     """A kernel whose workers lack an extension that others use."""
-    extensions = next(Path("/usr/lib").glob("**/xtables/libxt_comment.so")).parent
-    for path in extensions.iterdir():
-        if "statistic" not in path.name and "REDIRECT" not in path.name:
-            (tmp_path / path.name).symlink_to(path)
-    with closing(LiveKernel(IPTABLES)) as made, space() as somewhere:
-        with monkeypatch.context() as environment, made.opened(somewhere) as namespace:
-            environment.setenv("XTABLES_LIBDIR", str(tmp_path))
-            namespace.observe()  # which starts the workers
+    with without(tmp_path, IPTABLES, "statistic", "REDIRECT") as made:
         yield made
 
 
@@ -718,3 +725,24 @@ def test_a_rule_that_cannot_be_encoded_whole_is_not_written(netns: str) -> None:
             namespace.commit(Plan(netns=netns, add=(replace(rule, owner="x" * 300),)))
         assert uncounted(netns) == before
         assert not namespace.observe().foreign
+
+
+def test_where_rules_cannot_be_written_that_is_known_before_anything_is(
+    netns: str, tmp_path: Path
+) -> None:
+    with without(tmp_path, IPTABLES, "libxt_udp") as made, made.opened(netns) as namespace:
+        before = within(netns, "sysctl", "net.ipv4.ip_forward")
+        with pytest.raises(BackendMissing, match=r"does not work with .* iptables v1.*--backend"):
+            converge(netns, wanted(netns, [DESKTOP]), namespace)
+        assert within(netns, "sysctl", "net.ipv4.ip_forward") == before
+    assert "PORTRANGER" not in saved(netns)
+
+
+def test_where_rules_cannot_be_written_others_are_no_reason_to_try(
+    netns: str, tmp_path: Path
+) -> None:
+    rule = "-A PREROUTING -p tcp --dport 99 -j DNAT --to-destination 192.0.2.9"
+    legacy(netns, rule, families=[Family.IP])
+    with without(tmp_path, "auto", "libxt_udp") as made, made.opened(netns) as namespace:
+        assert namespace.backend == "nftables"
+        assert "hold 1 rule of others, but python-iptables does not work" in namespace.reason

@@ -207,7 +207,13 @@ CHAINS = {
     ]
     for name in xtables.CHAINS
 }
-LISTED = {"chains": CHAINS, "jumps": {name: [0] for name in CHAINS}, "others": 2, "digest": "x"}
+LISTED = {
+    "chains": CHAINS,
+    "jumps": {name: [0] for name in CHAINS},
+    "others": 2,
+    "unfit": "",
+    "digest": "x",
+}
 
 
 def chains(data: bytes) -> None:

@@ -427,7 +427,8 @@ class ListedChains:
             if name in rules
         }
         plain = [[{**rule, "counters": ()} for rule in rules] for rules in ours.values()]
-        listed = {"chains": ours, "jumps": jumps, "others": 6, "digest": str([plain, jumps])}
+        told = {"others": 6, "unfit": "", "digest": str([plain, jumps])}
+        listed = {"chains": ours, "jumps": jumps, **told}
         found: dict[str, Any] = json.loads(json.dumps(listed))
         return found
 
