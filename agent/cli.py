@@ -75,6 +75,16 @@ def _kernel(backend: str, *netns: str | None) -> Kernel:
     return kernel
 
 
+def _state_dir() -> str:
+    """Where the daemon of this machine has its state, as far as anybody can tell."""
+    from agent.config import Config, load
+
+    try:
+        return load(None).state_dir
+    except Failure:
+        return Config().state_dir
+
+
 def backend_for(options: dict[str, Any]) -> str:
     """A script in the words of one backend is a plan for that backend."""
     implied = {"nft": "nftables", "iptables": "iptables"}.get(options["output"], "auto")
@@ -195,6 +205,7 @@ def apply(**options: Any) -> int:
         kernel=_kernel(options["backend"], options["netns"]),
         netns=options["netns"],
         most=options["most"],
+        state_dir=_state_dir(),
         confirm=_confirm(options["yes"]),
     )
 
@@ -361,7 +372,13 @@ def clear(netns: tuple[str, ...], yes: bool, backend: str) -> int:
     """
     from agent.commands.clear import clear as command
 
-    return command(netns, this_process(), kernel=_kernel(backend, *netns), confirm=_confirm(yes))
+    return command(
+        netns,
+        this_process(),
+        kernel=_kernel(backend, *netns),
+        state_dir=_state_dir(),
+        confirm=_confirm(yes),
+    )
 
 
 @portranger.command("run", epilog=examples("run -c portranger.toml", "run --log-format json"))

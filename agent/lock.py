@@ -31,15 +31,33 @@ def held(directory: str, warn: Callable[[str], None]) -> Iterator[None]:
         os.close(descriptor)
 
 
+def holder(directory: str) -> str:
+    """The daemon that runs with that state directory, as `pid 17`; nothing where none does."""
+    try:
+        descriptor = os.open(Path(directory, NAME), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _named(descriptor)
+    finally:
+        os.close(descriptor)
+    return ""
+
+
+def _named(descriptor: int) -> str:
+    number = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+    return f"pid {number}" if number.isdecimal() else "another process"
+
+
 def _take(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
-        who = f"pid {holder}" if holder.isdecimal() else "another process"
         raise TryAgain(
-            f"{who} is running with the state directory {path.parent} already",
-            "Stop it first, or give this one a state_dir of its own",
+            f"{_named(descriptor)} is running with the state directory {path.parent} already",
+            "Stop it first: two on one node undo each other's work",
         ) from error
     with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
         os.ftruncate(descriptor, 0)

@@ -76,6 +76,11 @@ def converge(netns: str, desired: Desired, namespace: "Namespace") -> Plan:
         return _converge(netns, desired, namespace, _observe(namespace, desired))[0]
 
 
+def stands(netns: str, desired: Desired, namespace: "Namespace") -> bool:
+    """Whether it is so."""
+    return diff(netns, desired, _observe(namespace, desired)).empty
+
+
 class Outcome(Value, kw_only=True):
     """What keeping a namespace came to."""
 

@@ -10,6 +10,7 @@ from agent.commands.common import (
     reported,
     say_notes,
     say_plans,
+    undone,
 )
 from agent.console import Console
 from agent.errors import Failure, TryAgain
@@ -17,6 +18,7 @@ from agent.kernel.kinds import Kernel
 from agent.reconcile import converge
 from agent.sources.files import load
 from rules.manifests import MOST_ENTRIES
+from rules.model import Desired
 
 
 def apply(  # noqa: PLR0913 - the options of the command
@@ -26,6 +28,7 @@ def apply(  # noqa: PLR0913 - the options of the command
     kernel: Kernel,
     netns: str | None = None,
     most: int = MOST_ENTRIES,
+    state_dir: str = "",
     confirm: Callable[[str], bool],
 ) -> int:
     snapshot = load(paths, console.stdin, netns=netns, most=most)
@@ -40,6 +43,7 @@ def apply(  # noqa: PLR0913 - the options of the command
     due = [intent for intent in found if not intent.plan.empty]
     if due and not confirm("Apply this plan?"):
         raise Failure("nothing was applied", "Answer y, or give --yes")
+    applied: dict[str, Desired] = {}
     for intent in due:
         name = intent.plan.netns
         try:
@@ -48,7 +52,9 @@ def apply(  # noqa: PLR0913 - the options of the command
         except Failure as failure:
             failures.append(failure)
         else:
+            applied[name] = intent.desired
             console.say(f"Applied in namespace {name}: the kernel holds it now.")
+    failures += undone(applied, kernel, state_dir)
     if any(intent.desired.pending for intent in found):
         failures.append(
             TryAgain("some of it is pending", "Apply again when what it waits for is there")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from agent.commands.common import failed
+from agent.commands.common import failed, undone
 from agent.commands.show import held
 from agent.console import Console
 from agent.errors import Failure
@@ -15,7 +15,12 @@ from rules.words import counted
 
 
 def clear(
-    netns: Sequence[str], console: Console, *, kernel: Kernel, confirm: Callable[[str], bool]
+    netns: Sequence[str],
+    console: Console,
+    *,
+    kernel: Kernel,
+    state_dir: str = "",
+    confirm: Callable[[str], bool],
 ) -> int:
     found, failures = held(netns, kernel)
     plans = [diff(name, Desired(), one.observed) for name, one in found.items()]
@@ -27,6 +32,7 @@ def clear(
             console.say("Nothing to clear.")
     elif not confirm(f"Remove everything of ours from {counted(len(due), 'namespace')}?"):
         raise Failure("nothing was removed", "Answer y, or give --yes")
+    cleared: dict[str, Desired] = {}
     for plan in due:
         try:
             with kernel.opened(plan.netns) as namespace:
@@ -34,5 +40,7 @@ def clear(
         except Failure as failure:
             failures.append(failure)
         else:
+            cleared[plan.netns] = Desired()
             console.say(f"Cleared namespace {plan.netns}; its kernel settings stay as they are.")
+    failures += undone(cleared, kernel, state_dir)
     return failed(console, failures)
