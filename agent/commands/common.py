@@ -137,7 +137,13 @@ def say_notes(console: Console, snapshot: Snapshot, found: Sequence[Intent]) -> 
             console.say(f"note in namespace {intent.plan.netns}: {note}")
         for pending in intent.desired.pending:
             where = f"namespace {intent.plan.netns}"
-            console.say(f"pending in {where}: {pending.owner}: {pending.reason}")
+            stay = [
+                live
+                for live in intent.plan.unchanged
+                if live.rule.owner == pending.owner and live.rule not in intent.desired.rules
+            ]
+            more = f"; {counted(len(stay), 'rule')} of before stay until then" if stay else ""
+            console.say(f"pending in {where}: {pending.owner}: {pending.reason}{more}")
 
 
 def refusals(found: Sequence[Intent]) -> list[Failure]:

@@ -21,6 +21,9 @@ from tests.unit.samples import POD, egress
 DESKTOP = Path(__file__).parent.parent.parent / "examples" / "desktop.yaml"
 
 
+ELSEWHERE = "name: desktop\n  annotations: {portranger.io/interface: eth7}"
+
+
 class Spoken:
     """A console that remembers."""
 
@@ -63,6 +66,16 @@ def bridged(tmp_path: Path) -> Path:
     ranges, networks = text.index("              portRanges"), text.index("      networks")
     path.write_text(text[:ranges] + text[networks:])
     return path
+
+
+def test_who_waits_is_told_what_stays_meanwhile(
+    kernel: MemoryKernel, tmp_path: Path, spoken: Spoken
+) -> None:
+    applied(kernel)
+    path = tmp_path / "elsewhere.yaml"
+    path.write_text(DESKTOP.read_text().replace("name: desktop", ELSEWHERE, 1))
+    assert plan([str(path)], spoken.console, kernel=kernel) == 0
+    assert "there is no link eth7 yet; 9 rules of before stay until then" in spoken.out
 
 
 def test_a_machine_that_is_no_longer_ours_loses_its_rules(
