@@ -1,5 +1,6 @@
 """What went through each range since the agent began, read from the kernel when it is asked for."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
 
@@ -132,7 +133,8 @@ class Ranges:
 
     def _advanced(self, found: Mapping[Series, Readings], unread: int, now: float) -> Reading:
         totals: dict[Series, Numbers] = {}
-        for place, series in enumerate(sorted(found)):
+        crowds = Counter(series[0] for series in found)  # who has few is not to miss any for others
+        for place, series in enumerate(sorted(found, key=lambda one: (crowds[one[0]], one))):
             gained = self._odometer.advance(series, found[series], now)
             if place < MOST_SERIES:
                 totals[series] = self._odometer.total(series)

@@ -322,6 +322,13 @@ def test_a_namespace_that_cannot_be_read_does_not_hide_the_others() -> None:
     assert value(found, "portranger_counters_unreadable") == 1
 
 
+def test_who_has_few_ranges_does_not_lose_them_for_who_has_many() -> None:
+    made = Node(standing(*crowd(MOST_SERIES + 100), netns="a"), standing(SSH, netns="z"))
+    found = series(made.scrape(), "portranger_range_packets_total")
+    assert [one["ports"] for one in found if one["netns"] == "z"] == ["22"]
+    assert len(found) == MOST_SERIES + 1
+
+
 def test_a_range_that_went_is_forgotten_after_an_hour_and_not_before() -> None:
     made = Node(standing(SSH))
     assert made.packets({7: (10, 0)}) == 10
