@@ -13,6 +13,7 @@ from rules.model import (
     Lookup,
     Protocol,
     Rule,
+    link_name,
 )
 from rules.nft import (
     NFPROTO,
@@ -162,7 +163,7 @@ def _parse_match(
         families.add(peers.family)
         found = {"peers": peers, "end": name}
     elif left == {"meta": {"key": link_key(chain)}}:
-        found = {"interface": text(right)}
+        found = {"interface": link_name(text(right))}
     else:
         protocol, name = _payload(left)
         if name == "dport":
