@@ -28,6 +28,8 @@ from rules.nft import (
 from rules.nft_terms import Terms, field
 from rules.ports import PortRange
 
+HIGHEST_HANDLE = (1 << 64) - 1
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -58,7 +60,7 @@ def _parse_lookup(value: "Any") -> Lookup | None:
 
 def handle_of(value: Json) -> int:
     handle = value.get("handle")
-    return handle if isinstance(handle, int) else 0
+    return handle if isinstance(handle, int) and 0 < handle <= HIGHEST_HANDLE else 0
 
 
 def decode_rule(value: Json, known: dict[tuple[str, str, str], Rule]) -> Live | Foreign:

@@ -463,6 +463,19 @@ def test_what_we_could_not_have_written_is_foreign(rule: Json) -> None:
         pytest.param(
             listed({"drop": None}, handle="x"), Foreign("prerouting", 0, "drop"), id="no handle"
         ),
+        pytest.param(
+            listed({"drop": None}, handle=1 << 64),
+            Foreign("prerouting", 0, "drop"),
+            id="a handle that is none",
+        ),
+        pytest.param(
+            listed({"drop": None}, handle=-1), Foreign("prerouting", 0, "drop"), id="one below"
+        ),
+        pytest.param(
+            listed({"drop": None}, handle=(1 << 64) - 1),
+            Foreign("prerouting", (1 << 64) - 1, "drop"),
+            id="the last handle",
+        ),
     ],
 )
 def test_a_foreign_rule_is_told_in_a_few_words(rule: Json, foreign: Foreign) -> None:
