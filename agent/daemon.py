@@ -403,7 +403,7 @@ class Daemon:
         return self._kernel.resources(netns)
 
     def _warn(self, what: str) -> None:
-        self._log.once(what, "warning", "warning", what=what)
+        self._log.seldom(what)
 
 
 def _source_of(config: Config) -> tuple[object, ...]:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent.log import Descriptor, Log, logfmt, read_by_journal
+from agent.log import MOST_REMEMBERED, QUIET, Descriptor, Log, logfmt, read_by_journal
 from rules.ports import PortRange
 
 ROOT = Path(__file__).parents[2]
@@ -156,6 +156,29 @@ def test_what_has_settled_is_news_again() -> None:
     log.settled("blue")
     log.once("blue", "info", "in sync")
     assert len(sheet.lines) == 2
+
+
+def test_a_warning_is_said_again_once_it_has_not_come_up_for_minutes() -> None:
+    sheet, dates = Sheet(), iter([0.0, 500.0, 1000.0, 1000.0 + QUIET, 900.0])
+    log = Log(sheet, journal=True, clock=lambda: next(dates))
+    said = []
+    for _ in range(5):
+        log.seldom("no inotify")
+        said.append(len(sheet.lines))
+    assert said == [1, 1, 1, 2, 3]  # whose clock is set back is told once too often
+    assert sheet.lines[0] == '<4>level=warning event=warning what="no inotify"\n'
+
+
+def test_of_warnings_no_more_is_kept_than_there_is_room_for() -> None:
+    sheet = Sheet()
+    log = Log(sheet, journal=True, clock=at_noon)
+    for number in range(10 * MOST_REMEMBERED):
+        log.seldom(f"warning {number}")
+        log.seldom("the same")
+    assert len(sheet.lines) == 10 * MOST_REMEMBERED + 1
+    log.seldom("warning 0")
+    assert len(sheet.lines) == 10 * MOST_REMEMBERED + 2
+    assert len(log._warned) == MOST_REMEMBERED
 
 
 @pytest.fixture
