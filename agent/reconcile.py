@@ -14,6 +14,7 @@ from rules.plan import Plan, diff
 from rules.render import changes, plan_text
 from rules.shapes import Lives
 from rules.values import Value, replace
+from rules.words import few
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -164,5 +165,5 @@ def _unconverged(left: Plan, done: Plan) -> Failure:
     what = f"namespace {left.netns} did not become as planned after {ATTEMPTS} attempts"
     if done.empty:
         return TryAgain(f"{what}: somebody else keeps changing our table", "Stop them, then retry")
-    lines = "; ".join(line.strip() for line in plan_text(left)[1:])
+    lines = "; ".join(few([line.strip() for line in plan_text(left)[1:]]))
     return Failure(f"{what}: {lines}", "Somebody else undoes it, or this kernel differs")

@@ -637,6 +637,14 @@ def test_since_when_it_stands_so_is_told() -> None:
     assert house.standing("blue").since == since + 120
 
 
+def test_why_it_waits_is_told_of_ten_and_the_others_are_counted() -> None:
+    house = House("blue")
+    house.want(*(machine(f"tcp {n}", name=f"m{n:02}", entry="eth7") for n in range(1, 14)))
+    why = house.standing("blue").why
+    assert why.count("eth7") == 10
+    assert why.endswith("; and 3 more")
+
+
 def test_to_renew_waits_for_nobody() -> None:
     house = House("blue")
     house.kernel.refused["blue"] = Failure("no")
