@@ -58,7 +58,7 @@ class Log:
 
         What counts up at each retry must not be a field: it would be news every time.
         """
-        news = (level, event, fields)
+        news = (level, event, {name: _plain(value) for name, value in fields.items()})
         if self._last.get(key) != news and self._say(level, event, fields):
             self._last[key] = news
 

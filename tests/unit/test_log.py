@@ -148,6 +148,14 @@ def test_what_is_no_news_is_not_said_again() -> None:
     assert len(sheet.lines) == 6
 
 
+def test_another_exception_of_the_same_words_is_no_news() -> None:
+    sheet = Sheet()
+    log = Log(sheet, journal=True, clock=at_noon)
+    for _ in range(3):
+        log.once("listen", "error", "not listening", why=OSError("in use"))
+    assert sheet.lines == ['<3>level=error event="not listening" why="in use"\n']
+
+
 def test_what_has_settled_is_news_again() -> None:
     sheet = Sheet()
     log = Log(sheet, journal=True, clock=at_noon)
