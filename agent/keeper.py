@@ -19,7 +19,7 @@ from agent.kernel.pods import POD, Tampered
 from agent.log import Log
 from agent.metrics import Metrics
 from agent.publisher import Publisher
-from agent.reconcile import Outcome, Wish, by_namespace, keep, wish_of
+from agent.reconcile import Outcome, Wish, by_namespace, keep, wish_of, wish_without_laws
 from agent.status import Standing, State
 from agent.teller import Tell, Teller
 from rules.fences import Laws, fenced
@@ -86,7 +86,7 @@ class Keeper:
     ) -> None:
         """These are all the machines there are; in contested namespaces some are refused. Rules of
         owners who are not among them stay where there may be more that we cannot read. Where laws
-        are not known, what is enforced stays."""
+        are not known, what is enforced stays, and nobody new is forwarded to."""
         self._machines, self._reselect, self._unselected = tuple(machines), True, False
         filters_stay = laws is None
         self._laws = NO_LAWS if laws is None else laws
@@ -407,7 +407,8 @@ class Keeper:
     def _wish(self, kept: Kept) -> Wish:
         if kept.netns == NODE and not kept.leaving and self._publisher is not None:
             return partial(self._publisher.wish, unclaimed_stay=self._may_be_claimed(kept))
-        return wish_of(kept.machines, kept.made)
+        wish = wish_without_laws if self._filters_stay else wish_of
+        return wish(kept.machines, kept.made)
 
     def _may_be_claimed(self, kept: Kept) -> bool:
         """Whether what nobody claims there may be what a manifest declares that we cannot read: not

@@ -24,6 +24,7 @@ from agent.kernel.memory import MemoryKernel, MemoryNamespace
 from agent.log import Log
 from agent.metrics import Metrics
 from agent.publisher import Publisher
+from agent.reconcile import FENCES_STAY, UNLAWFUL
 from agent.sources.meaning import Meaning
 from agent.sources.store import Store
 from agent.status import Standing, State, Status
@@ -841,6 +842,39 @@ def test_where_laws_are_not_known_what_is_enforced_stays() -> None:
     house.want(shop("tcp 22", "tcp 80"), laws=None)
     house.want(shop("tcp 22", "tcp 80"))
     assert house.filters("blue") == []
+
+
+def test_who_is_new_while_laws_are_not_known_waits_for_them() -> None:
+    house = House("blue", "red")
+    house.want(shop(), laws=LAWS)
+    house.want(shop("tcp 22", "tcp 80"), shop(netns="red"), laws=None)
+    assert house.ports("blue") == {"22", "80"}
+    assert house.filters("blue")
+    standing = house.standing("blue")
+    assert (standing.state, standing.pending) == (State.IN_SYNC, ())
+    assert FENCES_STAY in standing.notes
+    assert house.ports("red") == set()
+    standing = house.standing("red")
+    assert standing.state is State.PENDING
+    assert standing.why == f"VirtualMachine/shop/in-red/default: {UNLAWFUL}"
+    house.want(shop("tcp 22", "tcp 80"), shop(netns="red"), laws=LAWS)
+    assert house.ports("red") == {"22"}
+    assert house.filters("red")
+    for netns in ("blue", "red"):
+        assert house.standing(netns).state is State.IN_SYNC
+        assert FENCES_STAY not in house.standing(netns).notes
+
+
+def test_who_loses_all_rules_while_laws_are_not_known_waits_for_them() -> None:
+    """The fence went with them, and what it was is not known."""
+    house = House("blue")
+    house.want(shop(), laws=LAWS)
+    house.want(shop(), laws=None)
+    house.stirred("blue", flush)
+    house.work()
+    assert house.ports("blue") == set()
+    assert house.standing("blue").state is State.PENDING
+    assert house.standing("blue").drifts == 1
 
 
 def test_a_first_run_that_knows_no_laws_leaves_what_an_earlier_one_enforced() -> None:
