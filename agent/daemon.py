@@ -98,7 +98,7 @@ class Daemon:
         for descriptor, mask in self._arrivals.filenos():
             self._epoll.register(descriptor, mask)
         self._kernel = self._made_kernel()
-        devices = Devices(self._resources)
+        devices = Devices(self._resources, self._warn)
         self._epoll.register(devices.fileno(), select.EPOLLIN)
         self._news = News(self._log, self._notifier, devices, lambda: self._config.enforces)
         self._store = Store(config.state_dir, self._warn)
@@ -130,6 +130,7 @@ class Daemon:
                 self._reads,
                 self._serves,
                 policies=config.enforces,
+                warn=self._warn,
             )
             for warning in cluster.warnings:
                 self._warn(warning)
@@ -403,7 +404,7 @@ class Daemon:
         return self._kernel.resources(netns)
 
     def _warn(self, what: str) -> None:
-        self._log.once(what, "warning", "warning", what=what)
+        self._log.seldom(what)
 
 
 def _source_of(config: Config) -> tuple[object, ...]:

@@ -16,8 +16,8 @@ Asked = Callable[[str], Mapping[str, str]]
 class Devices:
     """Of the pods that were asked about; `fileno` tells when there is more to know."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
+    def __init__(self, asked: Asked, warn: Callable[[str], None]) -> None:
+        self._asked, self._warn = asked, warn
         self._known: dict[str, Mapping[str, str]] = {}
         self._waiting: Queue[str] = Queue(MOST_WAITING)
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -49,5 +49,9 @@ class Devices:
     def _ask(self) -> None:
         while True:
             netns = self._waiting.get()
-            self._known[netns] = self._asked(netns)
-            os.eventfd_write(self._news, 1)
+            try:
+                self._known[netns] = self._asked(netns)
+                os.eventfd_write(self._news, 1)
+            except Exception as error:  # a bug met with one pod must not keep the others waiting
+                name = type(error).__name__
+                self._warn(f"the devices of {netns} are not known: unexpected {name}: {error}")

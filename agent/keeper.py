@@ -19,7 +19,7 @@ from agent.kernel.pods import POD, Tampered
 from agent.log import Log
 from agent.metrics import Metrics
 from agent.publisher import Publisher
-from agent.reconcile import Outcome, Wish, by_namespace, keep, wish_of
+from agent.reconcile import Outcome, Wish, by_namespace, keep, wish_of, wish_without_laws
 from agent.status import Standing, State
 from agent.teller import Tell, Teller
 from rules.fences import Laws, fenced
@@ -59,6 +59,10 @@ class Keeper:
         self._laws, self._filters_stay = NO_LAWS, False
         # Whether addresses may have changed that policies depend on, and Services.
         self._refence = self._reselect = False
+        self._fences = FAILURES  # of finding out what policies say
+        self._unfenced = self._unselected = (
+            False  # whether that, or what is published, is not known
+        )
         self._teller = Teller(log, metrics, tell, calendar)
         self._log, self._metrics = log, metrics
         self._clock, self._calendar = clock, calendar
@@ -82,19 +86,14 @@ class Keeper:
     ) -> None:
         """These are all the machines there are; in contested namespaces some are refused. Rules of
         owners who are not among them stay where there may be more that we cannot read. Where laws
-        are not known, what is enforced stays."""
-        self._machines, self._reselect = tuple(machines), True
+        are not known, what is enforced stays, and nobody new is forwarded to."""
+        self._machines, self._reselect, self._unselected = tuple(machines), True, False
         filters_stay = laws is None
         self._laws = NO_LAWS if laws is None else laws
-        wanted = self._fenced()
+        self._fence()
         if filters_stay != self._filters_stay:
             self._filters_stay = filters_stay
             self.renew()
-        publishing = self._publisher is not None and self._publisher.wanted
-        if publishing and self._known(NODE).leaving:
-            self._kept[NODE].leaving = False
-            self._kept[NODE].look = self._kept[NODE].urgent = True
-        self.leave(self._kept.keys() - wanted.keys() - ({NODE} if publishing else set()))
         if unclaimed_stay != self._unclaimed_stay:
             self._unclaimed_stay = unclaimed_stay
             self.renew()
@@ -104,19 +103,39 @@ class Keeper:
         for kept in self._kept.values():
             self._teller.judge(kept, self._contested.get(kept.netns))
 
-    def _fenced(self) -> dict[str, list[Machine]]:
-        """The machines of each namespace, with what policies say of them as everybody is known
-        now; namespaces for which that is something else are looked at."""
-        self._refence = False
-        machines = fenced(self._machines, self._laws, self._links())
-        wanted = by_namespace(one for one in machines if one.masquerade is not None)
+    def _fence(self) -> None:
+        """Put the machines into their namespaces, with what policies say of them as everybody is
+        known now. Where that cannot be found out all goes on as it was: what was fenced last."""
+        self._refence = self._unfenced = False
+        try:
+            machines = fenced(self._machines, self._laws, self._links())
+            wanted = by_namespace(one for one in machines if one.masquerade is not None)
+        except Exception as error:  # a bug met in one policy must not stop everything
+            self._unfenced = True
+            self._fences = self._fences.struck(self._clock())
+            self._metrics.failed()
+            so = "what was forwarded and enforced before goes on, and nothing new is"
+            self._log.once(
+                "fences", "error", "policies not understood", why=_unexpected(error), so=so
+            )
+            return
+        self._fences = FAILURES
+        self._log.settled("fences")
+        self._place(wanted)
+
+    def _place(self, wanted: Mapping[str, list[Machine]]) -> None:
+        """Look where something else is wanted than before, or nothing any more."""
         for netns, group in wanted.items():
             kept = self._known(netns)
             if kept.machines != group or kept.leaving:
                 kept.machines, kept.leaving = group, False
                 kept.look = kept.urgent = True
                 kept.proven = None
-        return wanted
+        publishing = self._publisher is not None and self._publisher.wanted
+        if publishing and self._known(NODE).leaving:
+            self._kept[NODE].leaving = False
+            self._kept[NODE].look = self._kept[NODE].urgent = True
+        self.leave(self._kept.keys() - wanted.keys() - ({NODE} if publishing else set()))
 
     def _links(self) -> dict[str, Surroundings]:
         """Of the namespaces that were looked at."""
@@ -215,7 +234,9 @@ class Keeper:
     @property
     def due(self) -> float:
         """When the next look is due, on the monotonic clock."""
-        return min((kept.due for kept in self._kept.values()), default=math.inf)
+        kept = (one for one in self._kept.values() if not (self._unfenced and one.leaving))
+        due = min((one.due for one in kept), default=math.inf)
+        return min(due, self._fences.until) if self._unfenced else due
 
     @property
     def unfound(self) -> frozenset[str]:
@@ -256,6 +277,8 @@ class Keeper:
         """Look at what is due; whether anything was. The node comes after what it leads to, and
         those to be cleared last: another name of the same namespace may be wanted."""
         now, self._looked = self._clock(), False
+        if self._unfenced and self._fences.due(now):
+            self._fence()
         for _ in range(ROUNDS):
             for kept in self._due(now):
                 if not kept.leaving and kept.netns != NODE and not stopping():
@@ -263,11 +286,11 @@ class Keeper:
                     beat()
             if not self._refence or not self._laws.policies or stopping():
                 break
-            self._fenced()  # who has which address may be known by now
+            self._fence()  # who has which address may be known by now
         if not stopping():
             self._publish(now)
         for kept in self._due(now):
-            if kept.leaving and not stopping():
+            if kept.leaving and not self._unfenced and not stopping():
                 self._look(kept)
                 beat()
         try:
@@ -286,45 +309,57 @@ class Keeper:
         node = self._kept.get(NODE)
         if node is None or node.leaving or self._publisher is None:
             return
-        if self._reselect:
-            self._reselect = False
-            others = [kept for kept in self._kept.values() if not kept.leaving]
-            links = self._links()
-            unknown = {kept.netns for kept in others if kept.standing.state in UNKNOWN}
-            if self._publisher.select(self._machines, links, unknown - links.keys()):
+        if self._reselect and (node.due <= now or not self._unselected):
+            try:
+                new = self._select(self._publisher)
+            except Exception as error:  # a bug met in one Service must not stop everything
+                self._unselected, node.urgent = True, False
+                self._failed(node, _unexpected(error))
+                return
+            self._reselect = self._unselected = False
+            if new:
                 node.look = node.urgent = True
                 node.proven = None
-        if node.due <= now:
+        if node.due <= now and not self._unselected:
             self._look(node)
+
+    def _select(self, publisher: Publisher) -> bool:
+        """Whether something else is behind Services than before."""
+        others = [kept for kept in self._kept.values() if not kept.leaving]
+        links = self._links()
+        unknown = {kept.netns for kept in others if kept.standing.state in UNKNOWN}
+        return publisher.select(self._machines, links, unknown - links.keys())
 
     def _look(self, kept: Kept) -> None:
         started, self._looked = self._clock(), True
         kept.look = kept.urgent = kept.relinked = False
         kept.timer = math.inf
         kept.tried = True
-        kept.seen = self.kernel.identity(kept.netns)
         try:
-            outcome = self._kept_so(kept)
+            kept.seen = self.kernel.identity(kept.netns)
+            self._settle(kept, self._kept_so(kept))
         except NoNamespace as failure:
             self._absent(kept, failure)
         except Failure as failure:
             self._failed(kept, failure)
         except Exception as error:  # a bug met in one namespace must not stop the others
-            self._failed(kept, Failure(f"unexpected {type(error).__name__}: {error}"))
-        else:
-            if outcome is not None:
-                self._done(kept, outcome)
-            kept.failures = FAILURES
-            kept.culprits = []
-            if kept.proven is None or kept.proven.generation is None or kept.standing.refused:
-                kept.timer = self._clock() + TIMED_LOOK
-            if kept.leaving and not self._may_be_claimed(kept):
-                if kept.netns == NODE and self._publisher is not None:
-                    self._publisher.left()
-                self._drop(kept)
-            else:
-                self._teller.judge(kept, self._contested.get(kept.netns))
+            self._failed(kept, _unexpected(error))
         self._metrics.reconciled(self._clock() - started)
+
+    def _settle(self, kept: Kept, outcome: Outcome | None) -> None:
+        """A look ended well; None: nothing had moved."""
+        if outcome is not None:
+            self._done(kept, outcome)
+        kept.failures = FAILURES
+        kept.culprits = []
+        if kept.proven is None or kept.proven.generation is None or kept.standing.refused:
+            kept.timer = self._clock() + TIMED_LOOK
+        if kept.leaving and not self._may_be_claimed(kept):
+            if kept.netns == NODE and self._publisher is not None:
+                self._publisher.left()
+            self._drop(kept)
+        else:
+            self._teller.judge(kept, self._contested.get(kept.netns))
 
     def _kept_so(self, kept: Kept) -> Outcome | None:
         """None: it is as it was when it was last proven."""
@@ -372,7 +407,8 @@ class Keeper:
     def _wish(self, kept: Kept) -> Wish:
         if kept.netns == NODE and not kept.leaving and self._publisher is not None:
             return partial(self._publisher.wish, unclaimed_stay=self._may_be_claimed(kept))
-        return wish_of(kept.machines, kept.made)
+        wish = wish_without_laws if self._filters_stay else wish_of
+        return wish(kept.machines, kept.made)
 
     def _may_be_claimed(self, kept: Kept) -> bool:
         """Whether what nobody claims there may be what a manifest declares that we cannot read: not
@@ -438,3 +474,7 @@ class Keeper:
         else:
             state = State.REFUSED if isinstance(failure, Tampered) else State.FAILING
             self._teller.stand(kept, state, str(failure))
+
+
+def _unexpected(error: Exception) -> Failure:
+    return Failure(f"unexpected {type(error).__name__}: {error}")

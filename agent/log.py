@@ -7,11 +7,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from threading import Lock
 from typing import Literal, Protocol
 
 Format = Literal["text", "json"]
 Level = Literal["info", "warning", "error"]
 _PRIORITIES: dict[Level, str] = {"info": "<6>", "warning": "<4>", "error": "<3>"}
+QUIET = 600.0  # seconds after which what was told is news again
+MOST_REMEMBERED = 256  # of what is told seldom
 
 
 class Stream(Protocol):
@@ -35,6 +38,8 @@ class Log:
         self.lost = 0
         self._stream, self._form, self._journal, self._clock = stream, form, journal, clock
         self._last: dict[object, tuple[object, ...]] = {}
+        self._warned: dict[str, float] = {}  # when each was last to be told, in that order
+        self._warning = Lock()
 
     def info(self, event: str, /, **fields: object) -> None:
         """Something went as it should, and is worth knowing."""
@@ -53,9 +58,19 @@ class Log:
 
         What counts up at each retry must not be a field: it would be news every time.
         """
-        news = (level, event, fields)
+        news = (level, event, {name: _plain(value) for name, value in fields.items()})
         if self._last.get(key) != news and self._say(level, event, fields):
             self._last[key] = news
+
+    def seldom(self, what: str) -> None:
+        """A warning that nobody tells the end of, from any thread: it is said unless it came up in
+        the last minutes already."""
+        with self._warning:
+            now, last = self._clock(), self._warned.pop(what, -math.inf)
+            if 0 <= now - last < QUIET or self._say("warning", "warning", {"what": what}):
+                self._warned[what] = now
+            while len(self._warned) > MOST_REMEMBERED:
+                del self._warned[next(iter(self._warned))]
 
     def settled(self, key: object) -> None:
         """Forget what was said about that key: the next time, it is news again."""

@@ -83,10 +83,19 @@ class News:
         for line in sorted(set(meaning.skipped) - self._skipped):
             self._log.info("skipped", what=line)
         self._skipped = frozenset(meaning.skipped)
-        bare = frozenset(unprotected(meaning.machines, meaning.laws) if self._enforces() else ())
+        bare = self._unprotected(meaning)
         for line in sorted(bare - self._bare):
             self._log.warning("policy without effect", what=line)
         self._bare = bare
+
+    def _unprotected(self, meaning: Meaning) -> frozenset[str]:
+        """Whom policies select, without effect."""
+        if not self._enforces():
+            return frozenset()
+        try:
+            return frozenset(unprotected(meaning.machines, meaning.laws))
+        except Exception:  # a bug met in one policy, which the keeper meets, too, and tells
+            return self._bare
 
     def publish(self, source: Source, keeper: Keeper) -> None:
         """How everything stands now, for whoever asks."""

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from http import HTTPStatus
+from threading import Lock
 
 from agent.page.whole import asset, document
 from agent.status import State, Status, status_json
@@ -51,6 +52,8 @@ class Pages:
         self._metrics_text = metrics_text
         self._node = os.environ.get("NODE_NAME") or socket.gethostname()
         self._style, self._script = asset("page.css"), asset("page.js")
+        self._making = Lock()
+        self._made: tuple[Status | None, bytes] = None, b""  # the last status that was asked for
 
     def page(self, path: str, *, html: bool = False) -> Page:
         """What is there; at / for who reads HTML, and for who does not."""
@@ -70,10 +73,18 @@ class Pages:
             case "/readyz":
                 return self._readiness()
             case "/status":
-                body = json.dumps(status_json(self._status())).encode()
-                return Page(HTTPStatus.OK, body, "application/json")
+                return Page(HTTPStatus.OK, self._status_text(), "application/json")
             case _:
                 return text(HTTPStatus.NOT_FOUND, "There is no such page; / lists them all.\n")
+
+    def _status_text(self) -> bytes:
+        """Made once, however many ask, and shared by them: it may be megabytes."""
+        with self._making:
+            status = self._status()
+            if self._made[0] is not status:
+                self._made = None, b""  # not two at a time
+                self._made = status, json.dumps(status_json(status)).encode()
+            return self._made[1]
 
     def _whole(self) -> Page:
         body = document(self._status(), node=self._node, now=time.time(), stuck=self._stuck())

@@ -7,19 +7,22 @@ version is a difference like any other.
 from collections.abc import Callable, Iterable, Sequence
 
 from agent.errors import Failure, Stale, TryAgain
-from rules.desired import Made, desire
+from rules.desired import Made, desire, label
 from rules.flattened import flattened
-from rules.model import Desired, Live, Machine, Observed, Surroundings
+from rules.model import Desired, Live, Machine, Observed, Pending, Surroundings
 from rules.plan import Plan, diff
 from rules.render import changes, plan_text
-from rules.shapes import Lives
+from rules.shapes import Lives, lives
 from rules.values import Value, replace
+from rules.words import few
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from agent.kernel.kinds import Generation, Namespace
 
 ATTEMPTS = 5
+UNLAWFUL = "policies are not known, and without a fence no port of it is opened"
+FENCES_STAY = "policies are not known: what was enforced before stays"
 
 
 # What a namespace should hold, given what it is like.
@@ -29,6 +32,24 @@ Wish = Callable[["Namespace", Surroundings], Desired]
 def wish_of(machines: Sequence[Machine], made: Made | None = None) -> Wish:
     """Of machines."""
     return lambda _, surroundings: desire(machines, surroundings, made)
+
+
+def wish_without_laws(machines: Sequence[Machine], made: Made | None = None) -> Wish:
+    """Of machines while it is not known what policies say of them. Who has rules goes on, behind
+    the fence that is there; who has none gets none: it may be that nobody is to reach it."""
+
+    def wish(namespace: "Namespace", surroundings: Surroundings) -> Desired:
+        served = {rule.owner for rule in lives(namespace.observe()).by_rule}
+        old = [one for one in machines if label(one.owner) in served]
+        new = {label(one.owner) for one in machines} - served
+        desired = desire(old, surroundings, made)
+        return replace(
+            desired,
+            pending=(*desired.pending, *(Pending(one, UNLAWFUL) for one in sorted(new))),
+            notes=(*desired.notes, FENCES_STAY),
+        )
+
+    return wish
 
 
 class Intent(Value):
@@ -169,5 +190,5 @@ def _unconverged(left: Plan, done: Plan) -> Failure:
     what = f"namespace {left.netns} did not become as planned after {ATTEMPTS} attempts"
     if done.empty:
         return TryAgain(f"{what}: somebody else keeps changing our table", "Stop them, then retry")
-    lines = "; ".join(line.strip() for line in plan_text(left)[1:])
+    lines = "; ".join(few([line.strip() for line in plan_text(left)[1:]]))
     return Failure(f"{what}: {lines}", "Somebody else undoes it, or this kernel differs")

@@ -224,11 +224,12 @@ class _Exchange(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         """Read the request as a whole: who sends a byte now and then has no more time than others.
-        The answer is written down as a whole, too, and sent at the end."""
+        The answer is written down as a whole, too, and sent at the end; its body is not copied, as
+        others may get the same."""
         self.command = ""
         self._problem, head = _received(self.request)
         self.server.awaits(self.request, False)
-        self._written = BytesIO()
+        self._written, self._body = BytesIO(), b""
         self.rfile, self.wfile = BytesIO(head), self._written
 
     def handle(self) -> None:
@@ -244,6 +245,7 @@ class _Exchange(BaseHTTPRequestHandler):
         self.server.awaits(connection, True)  # now it is for them to read
         connection.settimeout(PATIENCE)
         connection.sendall(self._written.getvalue())
+        connection.sendall(self._body)
         connection.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + LINGER
         while (left := deadline - time.monotonic()) > 0:
@@ -276,7 +278,7 @@ class _Exchange(BaseHTTPRequestHandler):
             self.send_header("Allow", "GET, HEAD")
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(page.body)
+            self._body = page.body
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002 - they repeat the garbage
         """What is wrong with a request, as parse_request or we found."""

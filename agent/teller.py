@@ -12,6 +12,7 @@ from agent.status import Change, Drift, State
 from rules.model import Members, Pending
 from rules.plan import Plan, order
 from rules.values import replace
+from rules.words import few
 
 MOST_TOLD = 20  # ranges in one message
 NOBODY: Members = frozenset()
@@ -117,7 +118,7 @@ class Teller:
 
 
 def _reasons(some: Iterable[Pending]) -> str:
-    return "; ".join(f"{one.owner}: {one.reason}" for one in some)
+    return "; ".join(few([f"{one.owner}: {one.reason}" for one in some]))
 
 
 def _applied(kept: Kept, what: str) -> str:

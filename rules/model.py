@@ -174,6 +174,13 @@ def is_link_name(text: str) -> bool:
     )
 
 
+def link_name(text: str) -> str:
+    """The same text; raises ValueError for one that we would not have named a link by in a rule."""
+    if not is_link_name(text):
+        raise ValueError(text)
+    return text
+
+
 class Link(Value):
     """A network device in a namespace, with its addresses."""
 

@@ -13,6 +13,7 @@ from rules.model import (
     Lookup,
     Protocol,
     Rule,
+    link_name,
 )
 from rules.nft import (
     NFPROTO,
@@ -26,6 +27,8 @@ from rules.nft import (
 )
 from rules.nft_terms import Terms, field
 from rules.ports import PortRange
+
+HIGHEST_HANDLE = (1 << 64) - 1
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +60,7 @@ def _parse_lookup(value: "Any") -> Lookup | None:
 
 def handle_of(value: Json) -> int:
     handle = value.get("handle")
-    return handle if isinstance(handle, int) else 0
+    return handle if isinstance(handle, int) and 0 < handle <= HIGHEST_HANDLE else 0
 
 
 def decode_rule(value: Json, known: dict[tuple[str, str, str], Rule]) -> Live | Foreign:
@@ -162,7 +165,7 @@ def _parse_match(
         families.add(peers.family)
         found = {"peers": peers, "end": name}
     elif left == {"meta": {"key": link_key(chain)}}:
-        found = {"interface": text(right)}
+        found = {"interface": link_name(text(right))}
     else:
         protocol, name = _payload(left)
         if name == "dport":

@@ -5,7 +5,7 @@ In the words of nft, in those of libnftables, and back."""
 from collections.abc import Iterator
 from ipaddress import ip_address
 
-from rules.model import OWN, Address, Detour, Family, Protocol, Share
+from rules.model import OWN, Address, Detour, Family, Protocol, Share, link_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _link(pair: "Any") -> str:
     first, second = pair["concat"]
     if first != second or not isinstance(first, str):
         raise ValueError(pair)
-    return first
+    return link_name(first)
 
 
 def _addresses(right: "Any", family: Family) -> tuple[Address, ...]:

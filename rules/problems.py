@@ -50,8 +50,10 @@ class Problem(Value, kw_only=True):
         return replace(self, file=file, line=line)
 
     def __hash__(self) -> int:
-        """Without the value, which may be a list or a mapping."""
-        return hash((self.code, self.path, self.file, self.line))
+        """With the value, or its length: where one text has a thousand mistakes, nothing else tells
+        them apart, and each would be compared with all others."""
+        value = len(self.value) if isinstance(self.value, list | dict) else self.value
+        return hash((self.code, self.path, self.what, value, self.file, self.line))
 
     def __str__(self) -> str:
         place = f"{self.place}: " if self.file else ""

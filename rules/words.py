@@ -13,11 +13,18 @@ from rules.model import (
 from rules.plan import order
 
 Json = dict[str, object]
+MOST_SAID = 10  # of one kind, where people read it
 
 
 def counted(number: int, noun: str) -> str:
     """1 manifest, 2 manifests."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def few(said: Sequence[str]) -> list[str]:
+    """The first of what is to be said, and how much more there is: people read no longer lists."""
+    rest = len(said) - MOST_SAID
+    return [*said[:MOST_SAID], *([f"and {rest} more"] if rest > 0 else [])]
 
 
 def rule_json(rule: Rule) -> Json:

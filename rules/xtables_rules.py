@@ -4,7 +4,7 @@ the words of iptables, and back."""
 from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
 
-from rules.model import Address, Chain, Family, Foreign, Live, Network, Protocol, Rule
+from rules.model import Address, Chain, Family, Foreign, Live, Network, Protocol, Rule, link_name
 from rules.ports import PortRange
 from rules.problems import printable
 
@@ -138,7 +138,7 @@ def _parse(family: Family, chain: Chain, fields: Mapping[str, object]) -> Rule:
         owner=owner,
         protocol=protocol,
         ports=_ports(match["dport"]) if protocol else None,
-        interface=None if link is None else _text(link),
+        interface=None if link is None else link_name(_text(link)),
         source=source,
         destination=destination,
         to=to,

@@ -12,7 +12,7 @@ from agent.console import Console
 from agent.errors import Failure, TryAgain
 from agent.status import tally
 from rules.problems import printable
-from rules.words import counted
+from rules.words import counted, few
 
 PATIENCE = 5.0  # seconds
 MOST_BYTES = 256 << 20
@@ -151,8 +151,9 @@ def _standing(one: Json, now: float) -> Iterator[str]:
         yield f"  last change {ago(change['at'], now)}: {change['what']}"
     if drift := one.get("last_drift"):
         yield f"  {_drift(drift, one.get('drifts', 1), now)}"
-    for pending in one.get("pending", ()):
-        yield f"  pending: {pending['owner']}: {pending['reason']}"
+    for word in ("pending", "refused"):
+        said = [f"{some['owner']}: {some['reason']}" for some in one.get(word, ())]
+        yield from (f"  {word}: {line}" for line in few(said))
     for note in one.get("notes", ()):
         yield f"  note: {note}"
 

@@ -34,6 +34,7 @@ RETRIES = Backoff(first=0.5, longest=30.0)
 CONFLICTING = 409
 
 Clock = Callable[[], float]
+Warn = Callable[[str], None]
 
 
 class Bucket(Value, kw_only=True):
@@ -99,8 +100,12 @@ class Feedback:
         *,
         clock: Clock = time.monotonic,
         calendar: Clock = time.time,
+        warn: Warn = lambda _: None,
     ) -> None:
+        """`warn` is told, from another thread, when events fail that did not, or for another
+        reason."""
         self._api, self._node, self._clock, self._calendar = server, node, clock, calendar
+        self._warn = warn
         self._queue: Queue[_Said | None] = Queue(MOST_WAITING)  # None: there is no more
         self._written: OrderedDict[tuple[str, ...], _Entry] = OrderedDict()
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
@@ -154,7 +159,7 @@ class Feedback:
                     self._tell(said)
                 self._count_up()
             except Exception as error:  # a bug must not silence us
-                self.trouble = f"unexpected {type(error).__name__}: {error}"
+                self._troubled(f"unexpected {type(error).__name__}: {error}")
                 self.failed += 1
         self._api.close()
 
@@ -211,7 +216,7 @@ class Feedback:
             try:
                 write(entry)
             except (Away, Denied) as failure:
-                self.trouble = str(failure)
+                self._troubled(str(failure))
                 retries = retries.struck(max(self._clock(), retries.until))
                 pause = random.uniform(0, retries.wait)  # noqa: S311 - no secret
                 longest = DENIED
@@ -221,7 +226,7 @@ class Feedback:
                     break
                 self._stop.wait(pause)
             except Failure as failure:
-                self.trouble = str(failure)
+                self._troubled(str(failure))
                 break
             else:
                 self.sent += 1
@@ -230,6 +235,11 @@ class Feedback:
                 return True
         self.failed += 1
         return False
+
+    def _troubled(self, why: str) -> None:
+        news, self.trouble = why != self.trouble, why
+        if news:
+            self._warn(f"events on instances cannot be written: {why}")
 
     # -------------------------------------------------------------------------------- events
 

@@ -45,11 +45,6 @@ class Snapshot(Value, kw_only=True):
     skipped: tuple[str, ...] = ()
     count: int = 0  # manifests of the kinds we read, the bad ones included
 
-    @property
-    def unreadable(self) -> bool:
-        """Whether some source could not be read at all."""
-        return any(problem.code == "unreadable" for problem in self.problems)
-
 
 class Text(Value, kw_only=True):
     """What one text says, before it is held against the others."""

@@ -16,7 +16,7 @@ from agent.config import Kubernetes
 from agent.sources.api import Api
 from agent.sources.credentials import Credentials
 from agent.sources.ears import Ears
-from agent.sources.feedback import NORMAL, WARNING, Feedback
+from agent.sources.feedback import NORMAL, WARNING, Feedback, Warn
 from agent.sources.following import Follower, Shared, followed
 from agent.sources.instances import Instances, Serves
 from agent.sources.kubeconfig import load
@@ -53,6 +53,7 @@ class Cluster:
         services: bool = False,
         policies: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        warn: Warn = lambda _: None,
     ) -> None:
         """Where several instances name one pod, `serves` tells by its UID which it serves. Services
         are asked for only by who wants to publish them, and policies by who enforces them."""
@@ -70,7 +71,7 @@ class Cluster:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._shared = Shared(node, self._changed)
         self._api = Api(credentials)
-        self._feedback = Feedback(self._api.another(), node)
+        self._feedback = Feedback(self._api.another(), node, warn=warn)
         self._followers = followed(self._api, self._shared)
         self._published = (
             Published(self._api.another(), node, self._changed, of_services, clock=clock)
@@ -277,13 +278,14 @@ class Cluster:
         )
 
 
-def connected(
+def connected(  # noqa: PLR0913 - the rest by name
     config: Kubernetes,
     store: Store,
     beat: Progress,
     serves: Serves,
     *,
     policies: bool = False,
+    warn: Warn,
 ) -> Cluster:
     """The source that a configuration names."""
     credentials = load(config.kubeconfig, os.environ)
@@ -296,4 +298,5 @@ def connected(
         serves=serves,
         services=config.services,
         policies=policies,
+        warn=warn,
     )

@@ -6,7 +6,7 @@ What cannot be understood still selects, and allows nothing: it was written to c
 from collections.abc import Mapping
 
 from agent.sources.answers import Object
-from agent.sources.told import IDENTITY, Told, named, some
+from agent.sources.told import IDENTITY, MOST_PROBLEMS, Told, named, some
 from agent.sources.vmis import decoded
 from rules.manifests import read
 from rules.policies import NetworkPolicy, Selector
@@ -39,7 +39,7 @@ def heard(thing: Mapping[str, object]) -> Told | None:
 
 def understood(told: Told) -> tuple[NetworkPolicy, tuple[Problem, ...]]:
     """The policy that it declares, broken where something is wrong with it, and what that is."""
-    reading = read(decoded(told.text), limit=MOST_ENTRIES)
+    reading = read(decoded(told.text), limit=MOST_ENTRIES, most_told=MOST_PROBLEMS)
     problems = tuple(problem.at(told.label, 0) for problem in reading.problems)
     found = reading.policies[0] if reading.policies else _unreadable(told)
     return replace(found, origin=f"{told.label}:0"), problems

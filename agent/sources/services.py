@@ -7,7 +7,7 @@ A cluster has thousands; of one that has neither, no more is left than its name.
 from collections.abc import Mapping
 
 from agent.sources.answers import Object
-from agent.sources.told import IDENTITY, Told, mapping, mappings, named, some
+from agent.sources.told import IDENTITY, MOST_PROBLEMS, Told, mapping, mappings, named, some
 from agent.sources.vmis import decoded
 from rules.manifests import read
 from rules.manifests.metadata import ENDS_PREFIX, PREFIX
@@ -79,7 +79,7 @@ def plain(told: Told) -> Service | None:
 
 
 def _read(told: Told, document: Object) -> tuple[Service | None, tuple[Problem, ...]]:
-    reading = read(document, limit=MOST_PORTS)
+    reading = read(document, limit=MOST_PORTS, most_told=MOST_PROBLEMS)
     problems = tuple(problem.at(told.label, 0) for problem in reading.problems)
     for service in reading.services:
         return replace(service, origin=f"{told.label}:0"), problems

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from agent.sources.answers import Object
 from rules.values import Value
 
+MOST_PROBLEMS = 100  # of one object: a tenant writes it, and every node holds and logs them
 IDENTITY = ("namespace", "name", "uid", "resourceVersion")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from agent.sources import told
 from agent.sources.answers import Object
-from agent.sources.told import Reference, mapping, mappings, some
+from agent.sources.told import MOST_PROBLEMS, Reference, mapping, mappings, some
 from rules.manifests import read
 from rules.manifests.metadata import PORT_END, PORT_RANGES
 from rules.manifests.neighbours import INJECT
@@ -126,7 +126,9 @@ def decoded(text: str) -> Object:
 
 def understood(vmi: Vmi, document: Object) -> tuple[tuple[Machine, ...], tuple[Problem, ...]]:
     """The machine that it declares, not placed anywhere yet, and what is wrong with it."""
-    reading = read(document, netns=vmi.label, tenant=True, limit=MOST_RANGES)
+    reading = read(
+        document, netns=vmi.label, tenant=True, limit=MOST_RANGES, most_told=MOST_PROBLEMS
+    )
     problems = tuple(problem.at(vmi.label, 0) for problem in reading.problems)
     return tuple(replace(one, origin=f"{vmi.label}:0") for one in reading.machines), problems
 

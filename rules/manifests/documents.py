@@ -3,7 +3,7 @@ a List, and each object in it goes to the reader of its kind."""
 
 from collections.abc import Mapping
 
-from rules.manifests.fields import LONGEST_KEY_COMPARED, Fields, told
+from rules.manifests.fields import LONGEST_KEY_COMPARED, MOST_PROBLEMS, Fields, told
 from rules.manifests.virtual_machine import KINDS, read_machine
 from rules.model import Machine
 from rules.policies import Namespace, NetworkPolicy
@@ -69,9 +69,11 @@ def read(
     limit: int = MOST_ENTRIES,
     netns: str | None = None,
     tenant: bool = False,
+    most_told: int = MOST_PROBLEMS,
 ) -> Reading:
-    """Read a document of plain values; limit is the most ports and ranges of one interface. In a
-    tenant's, annotations that are for bare metal are refused."""
+    """Read a document of plain values; limit is the most ports and ranges of one interface, and
+    most_told of one object's problems. In a tenant's, annotations that are for bare metal are
+    refused."""
     machines: list[tuple[Machine, Path]] = []
     services: list[tuple[Service, Path]] = []
     pods: list[tuple[Pod, Path]] = []
@@ -81,7 +83,7 @@ def read(
     skipped: list[Skipped] = []
     count = 0
     objects = _objects(document, problems)
-    problems = told(problems)
+    problems = told(problems, (), most_told)
     for fields in objects:
         kind = _kind(fields)
         if kind in KINDS and _is_kubevirt(fields):
@@ -115,7 +117,7 @@ def read(
         elif kind and not fields.found:
             api = fields.string("apiVersion") if kind in _ALL_KINDS else None
             skipped.append(Skipped(kind, _name(fields), fields.path, api or ""))
-        problems += told(fields.found)
+        problems += told(fields.found, fields.path, most_told)
     return Reading(
         machines=tuple(machine for machine, _ in machines),
         places=tuple(path for _, path in machines),

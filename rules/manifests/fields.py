@@ -9,9 +9,13 @@ LONGEST_KEY_COMPARED = 64
 MOST_PROBLEMS = 10_000  # of one object: a tenant's is a megabyte, and each node holds what is told
 
 
-def told(found: list[Problem]) -> list[Problem]:
-    """Those of the problems that are told."""
-    return found[: MOST_PROBLEMS + 1]
+def told(found: list[Problem], path: Path, most: int) -> list[Problem]:
+    """Those of the problems at a path that are told; where there are more, that is one, too."""
+    if len(found) <= most:
+        return found
+    what = f"has {len(found)} problems, of which {most} are told"
+    fix = "Correct those first."
+    return [*found[:most], Problem(code="too-many-problems", path=path, what=what, fix=fix)]
 
 
 class Fields:
@@ -29,15 +33,11 @@ class Fields:
     ) -> None:
         """Note what is wrong at a path below this mapping. Where there is too much already, the
         last is noted again: how many there are is what some of our readers go by."""
-        path, count = self.path + at, len(self.found)
-        if count < MOST_PROBLEMS:
-            problem = Problem(code=code, path=path, what=what, fix=fix, value=value)
-        elif count == MOST_PROBLEMS:
-            what, fix = "is one of more problems than are told", "Correct those before it."
-            problem = Problem(code="too-many-problems", path=path, what=what, fix=fix)
-        else:
-            problem = self.found[-1]
-        self.found.append(problem)
+        if len(self.found) >= MOST_PROBLEMS:
+            self.found.append(self.found[-1])
+            return
+        path = self.path + at
+        self.found.append(Problem(code=code, path=path, what=what, fix=fix, value=value))
 
     def given(self, key: str) -> bool:
         """Whether the key has a value; null is none, as it is in Kubernetes."""

@@ -2,12 +2,20 @@
 understood it still selects, and allows nothing: it was written to close, and a mistake in it must
 not open what it was to close."""
 
-from collections.abc import Iterable
 from ipaddress import ip_network
 
 from rules.manifests import metadata
 from rules.manifests.fields import Fields
 from rules.manifests.named_ports import NAME_FIX, TRANSPORTS
+from rules.manifests.policy_size import (
+    BLOCK,
+    NAMESPACES,
+    PEER_KEYS,
+    PEERS_KEY,
+    PODS,
+    says_more_than,
+    selects_by_more_than,
+)
 from rules.manifests.port_annotations import decimal
 from rules.manifests.ports import is_service_name, number
 from rules.manifests.selectors import read_selector
@@ -27,8 +35,6 @@ from rules.ports import HIGHEST, PortRange
 
 KEYS = ("apiVersion", "kind", "metadata", "spec", "status")
 SPEC_KEYS = ("podSelector", "policyTypes", "ingress", "egress")
-PEERS_KEY = {Direction.INGRESS: "from", Direction.EGRESS: "to"}
-BLOCK, PODS, NAMESPACES = PEER_KEYS = ("ipBlock", "podSelector", "namespaceSelector")
 BLOCK_KEYS = ("cidr", "except")
 PORT_KEYS = ("protocol", "port", "endPort")
 TYPES = {one.value.capitalize(): one for one in Direction}
@@ -48,12 +54,10 @@ def read_policy(document: Fields, *, limit: int) -> NetworkPolicy | None:
     clear = not document.found
     namespace, name = metadata.identity(document.mapping("metadata"))
     types = _types(spec, clear=clear)
-    before = len(document.found)
-    selector = read_selector(spec, PODS)
-    if len(document.found) > before:
-        selector = Selector()  # whom it was to select is not known: so everybody
-    rules = {direction: _rules(spec, direction) for direction in Direction}
-    _check_size(spec, [rule for some in rules.values() for rule in some], limit)
+    selector = _selector(spec, limit)
+    rules: dict[Direction, tuple[PolicyRule, ...]] = dict.fromkeys(Direction, ())
+    if _check_size(spec, limit):
+        rules = {direction: _rules(spec, direction) for direction in Direction}
     broken = bool(document.found)
     if broken:
         if not _is_placed(document):
@@ -121,20 +125,25 @@ def _types(spec: Fields, *, clear: bool) -> frozenset[Direction]:
     return frozenset(Direction) if speaks else frozenset({Direction.INGRESS})
 
 
-def _check_size(spec: Fields, rules: Iterable[PolicyRule], limit: int) -> None:
-    """Note a policy that says more than can be meant: what that costs, it costs for every machine
-    that it selects."""
-    count = 0
-    for rule in rules:
-        blocks = [one for one in rule.peers or () if isinstance(one, IpBlock)]
-        count += len(rule.peers or ()) + sum(len(one.excepted) for one in blocks)
-        count += len(rule.ports or ())
-    if count > limit:
-        spec.problem(
-            "too-many-ranges",
-            f"has {count} peers, exceptions and ports, and {limit} is the limit",
-            "Write neighbouring ports as ranges, and neighbouring networks as one.",
-        )
+def _selector(spec: Fields, limit: int) -> Selector:
+    """Whom it selects; where that is not known, everybody."""
+    if selects_by_more_than(limit, spec.values):
+        return Selector()
+    before = len(spec.found)
+    selector = read_selector(spec, PODS)
+    return Selector() if len(spec.found) > before else selector
+
+
+def _check_size(spec: Fields, limit: int) -> bool:
+    """Whether it is not more than can be meant; else it is noted."""
+    if not says_more_than(limit, spec.values):
+        return True
+    spec.problem(
+        "too-many-ranges",
+        f"has more than {limit} rules, peers, exceptions, ports and labels, which is the limit",
+        "Write neighbouring ports as ranges, and neighbouring networks as one.",
+    )
+    return False
 
 
 def _rules(spec: Fields, direction: Direction) -> tuple[PolicyRule, ...]:

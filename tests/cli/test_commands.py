@@ -84,6 +84,16 @@ def test_a_plan_in_json_has_the_promised_shape(ask: Ask) -> None:
     assert {change["kind"] for change in plan["changes"] if "kind" in change} == {"sysctl"}
 
 
+@pytest.mark.parametrize("words", [("validate",), ("plan", "--against", "empty"), ("explain",)])
+def test_a_path_that_is_not_there_is_as_bad_as_what_could_be_in_it(
+    ask: Ask, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    asked = ("tcp/22",) if words == ("explain",) else ()
+    code, out, err = ask(*words, "-f", f"{tmp_path}/none.yaml", *asked)
+    assert (code, out) == (65, "")
+    assert f"{tmp_path}/none.yaml: cannot be read" in err
+
+
 def test_problems_are_in_the_json_of_a_plan(ask: Ask, tmp_path: Path) -> None:
     path = tmp_path / "vm.yaml"
     path.write_text(Path(DESKTOP).read_text().replace("end: 8000", "end: 70000", 1))

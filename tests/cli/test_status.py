@@ -17,6 +17,7 @@ from agent.entry import guarded
 from agent.server import Server
 from agent.status import Change, Drift, Policies, Standing, State, Status, status_json
 from rules.model import Live, Pending
+from rules.values import replace
 from tests.spaces import portranger
 from tests.unit.samples import DESKTOP, PROBLEM, egress, forward, forwards, from_inside
 
@@ -97,6 +98,15 @@ def told(status: Status) -> str:
 
 def test_people_read_all_of_it() -> None:
     assert told(NODE) == TEXT
+
+
+@pytest.mark.parametrize("word", ["pending", "refused"])
+def test_of_what_is_pending_or_refused_people_read_ten_and_how_many_there_are(word: str) -> None:
+    some = tuple(Pending(f"Service/a/b{n}/rtp", "somebody listens") for n in range(12))
+    text = told(replace(NODE, namespaces=(replace(RED, **{word: some}),)))
+    lines = [line for line in text.splitlines() if line.startswith(f"  {word}: ")]
+    assert lines[0] == f"  {word}: Service/a/b0/rtp: somebody listens"
+    assert lines[9:] == [f"  {word}: Service/a/b9/rtp: somebody listens", f"  {word}: and 2 more"]
 
 
 def test_a_node_at_its_start_says_so() -> None:

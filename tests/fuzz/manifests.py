@@ -208,7 +208,7 @@ def annotation(data: bytes) -> None:
         is_told(problem.at("x", 1), file="x")
     if not reading.problems:
         [machine] = reading.machines
-        assert not re.search(r"\s|\.\.(/|$)", machine.netns), machine.netns
+        assert not re.search(r"\s|(^|/)\.\.(/|$)", machine.netns), machine.netns
         assert machine.netns.isprintable(), machine.netns
         assert machine.masquerade is None or is_link_name(machine.masquerade.entry or "eth0")
         assert not any(map(is_elsewhere, machine.addresses)), machine.addresses

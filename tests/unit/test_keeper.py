@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,10 +23,17 @@ from agent.kernel.kinds import Generation, Glimpse, Known
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
 from agent.log import Log
 from agent.metrics import Metrics
+from agent.publisher import Publisher
+from agent.reconcile import FENCES_STAY, UNLAWFUL
+from agent.sources.meaning import Meaning
+from agent.sources.store import Store
 from agent.status import Standing, State, Status
-from rules.fences import Laws
-from rules.model import Chain, Foreign, Machine, Observed, Rule, Surroundings
+from rules.fences import Laws, fenced
+from rules.model import NODE, Chain, Foreign, Machine, Observed, Rule, Surroundings
+from rules.node_ports import Bands
 from rules.plan import Plan
+from rules.ports import PortRange
+from rules.publish import Publishing
 from rules.services import Pod
 from rules.values import replace
 from tests.unit.samples import BRIDGE, LO, POD, forward, link, machine, space
@@ -86,18 +95,27 @@ class Watched(MemoryKernel):
 class House:
     """A keeper, and all that it deals with."""
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names: str, store: Store | None = None) -> None:
         self.kernel = Watched({name: Numbered() for name in names})
         self.now, self.date = 1000.0, 1e9
         self.written = io.StringIO()
         self.metrics = Metrics(lambda: Status(version="", pid=0, started=0.0), lambda _: {})
+        how = Publishing(), Bands(PortRange(30000, 32767))
+        self.publisher = Publisher(store, self.metrics, *how) if store else None
+        self.unheard: Exception | None = None  # what telling anybody comes to
         self.keeper = Keeper(
             self.kernel,
             Log(self.written, clock=lambda: self.date),
             self.metrics,
+            publisher=self.publisher,
             clock=lambda: self.now,
             calendar=lambda: self.date,
+            tell=self.told,
         )
+
+    def told(self, *_: object) -> None:
+        if self.unheard is not None:
+            raise self.unheard
 
     def __getitem__(self, netns: str) -> Numbered:
         one = self.kernel.spaces[netns]
@@ -621,6 +639,46 @@ def test_one_that_fails_waits_by_itself_and_keeps_no_other_waiting(
     assert house.keeper.due == math.inf
 
 
+def test_a_bug_met_after_all_was_done_is_a_failure_of_that_namespace() -> None:
+    house = House("blue")
+    house.unheard = ZeroDivisionError("a bug")
+    house.want(vm())
+    standing = house.standing("blue")
+    assert (standing.state, standing.why) == (
+        State.FAILING,
+        "unexpected ZeroDivisionError: a bug.",
+    )
+    house.unheard, house.now = None, house.keeper.due
+    house.work()
+    assert house.standing("blue").state is State.IN_SYNC
+
+
+def test_a_bug_met_in_services_leaves_the_node_as_it_is_and_is_tried_again(tmp_path: Path) -> None:
+    house = House(NODE, "blue", store=Store(str(tmp_path), print))
+    assert house.publisher
+    house[NODE].insert(forward())
+    house[NODE].held = held = replace(house[NODE].held, table=True)
+    broken: Any = ("no Service",)
+    house.publisher.want(Meaning(services=broken))
+    house.want(vm())
+    assert house.standing("blue").state is State.IN_SYNC
+    assert house.standing(NODE).state is State.FAILING
+    assert house.standing(NODE).why.startswith("unexpected AttributeError: ")
+    waits = []
+    for _ in range(12):
+        waits.append(house.keeper.due - house.now)
+        house.work()  # whoever else has something to do does not make it sooner
+        house.now = house.keeper.due
+        house.work()
+    assert waits[0] == pytest.approx(FAILURES.first)
+    assert max(waits) == FAILURES.longest
+    assert house[NODE].held == held
+    assert house.metric("portranger_failures_total") == 13
+    house.publisher.want(Meaning())
+    house.want(vm())
+    assert not house[NODE].held.table
+
+
 def test_since_when_it_stands_so_is_told() -> None:
     house = House("blue")
     house.kernel.refused["blue"] = Failure("no")
@@ -635,6 +693,14 @@ def test_since_when_it_stands_so_is_told() -> None:
     house.now += 60
     house.work()
     assert house.standing("blue").since == since + 120
+
+
+def test_why_it_waits_is_told_of_ten_and_the_others_are_counted() -> None:
+    house = House("blue")
+    house.want(*(machine(f"tcp {n}", name=f"m{n:02}", entry="eth7") for n in range(1, 14)))
+    why = house.standing("blue").why
+    assert why.count("eth7") == 10
+    assert why.endswith("; and 3 more")
 
 
 def test_to_renew_waits_for_nobody() -> None:
@@ -778,6 +844,39 @@ def test_where_laws_are_not_known_what_is_enforced_stays() -> None:
     assert house.filters("blue") == []
 
 
+def test_who_is_new_while_laws_are_not_known_waits_for_them() -> None:
+    house = House("blue", "red")
+    house.want(shop(), laws=LAWS)
+    house.want(shop("tcp 22", "tcp 80"), shop(netns="red"), laws=None)
+    assert house.ports("blue") == {"22", "80"}
+    assert house.filters("blue")
+    standing = house.standing("blue")
+    assert (standing.state, standing.pending) == (State.IN_SYNC, ())
+    assert FENCES_STAY in standing.notes
+    assert house.ports("red") == set()
+    standing = house.standing("red")
+    assert standing.state is State.PENDING
+    assert standing.why == f"VirtualMachine/shop/in-red/default: {UNLAWFUL}"
+    house.want(shop("tcp 22", "tcp 80"), shop(netns="red"), laws=LAWS)
+    assert house.ports("red") == {"22"}
+    assert house.filters("red")
+    for netns in ("blue", "red"):
+        assert house.standing(netns).state is State.IN_SYNC
+        assert FENCES_STAY not in house.standing(netns).notes
+
+
+def test_who_loses_all_rules_while_laws_are_not_known_waits_for_them() -> None:
+    """The fence went with them, and what it was is not known."""
+    house = House("blue")
+    house.want(shop(), laws=LAWS)
+    house.want(shop(), laws=None)
+    house.stirred("blue", flush)
+    house.work()
+    assert house.ports("blue") == set()
+    assert house.standing("blue").state is State.PENDING
+    assert house.standing("blue").drifts == 1
+
+
 def test_a_first_run_that_knows_no_laws_leaves_what_an_earlier_one_enforced() -> None:
     house = House("blue")
     house.want(shop(), laws=LAWS)
@@ -787,6 +886,66 @@ def test_a_first_run_that_knows_no_laws_leaves_what_an_earlier_one_enforced() ->
     later.want(shop(), laws=None)
     assert later["blue"].held == held
     assert later.standing("blue").drift is None
+
+
+@pytest.fixture
+def lawless(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """A bug in policies, for as long as there is one in the list."""
+    errors: list[Exception] = [ZeroDivisionError("a bug")]
+
+    def met(*given: Any) -> tuple[Machine, ...]:
+        if errors:
+            raise errors[0]
+        return fenced(*given)
+
+    monkeypatch.setattr("agent.keeper.fenced", met)
+    return errors
+
+
+def test_a_bug_met_in_policies_leaves_the_last_fences_and_is_tried_again(
+    lawless: list[Exception],
+) -> None:
+    house, bugs = House("blue", "red", "green"), list(lawless)
+    lawless.clear()
+    house.want(shop(), vm(netns="red"), laws=LAWS)
+    held = {netns: house[netns].held for netns in ("blue", "red", "green")}
+    lawless.extend(bugs)
+    house.want(shop("tcp 22", "tcp 80"), vm(netns="green"), laws=Laws(policies=(SHUT,)))
+    waits = []
+    for _ in range(12):
+        waits.append(house.keeper.due - house.now)
+        house.now = house.keeper.due
+        house.work()
+    assert waits[0] == pytest.approx(FAILURES.first)
+    assert max(waits) == FAILURES.longest
+    assert {netns: house[netns].held for netns in held} == held
+    assert house.written.getvalue().count("policies not understood") == 1
+    assert house.metric("portranger_failures_total") == 13
+    house.stirred("blue", flush)
+    house.work()
+    assert house.filters("blue")  # what was enforced is also repaired
+    lawless.clear()
+    house.now = max(house.now, house.keeper.due)
+    house.work()
+    assert house.ports("blue") == {"22", "80"}
+    assert house.ports("green") == {"22"}
+    assert not house["red"].held.table
+    assert house.keeper.due == math.inf
+
+
+def test_a_first_run_that_meets_a_bug_in_policies_clears_nothing(lawless: list[Exception]) -> None:
+    house, later = House("blue"), House()
+    bugs = list(lawless)
+    lawless.clear()
+    house.want(shop(), laws=LAWS)
+    held = house["blue"].held
+    lawless.extend(bugs)
+    later.kernel.spaces["blue"] = house["blue"]
+    later.keeper.leave(["blue"])  # unless somebody wants it
+    later.want(shop(), laws=LAWS)
+    assert later["blue"].held == held
+    assert not later.keeper.tried
+    assert later.keeper.due == pytest.approx(later.now + FAILURES.first)
 
 
 def test_a_fence_that_somebody_breaks_is_drift() -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent.log import Descriptor, Log, logfmt, read_by_journal
+from agent.log import MOST_REMEMBERED, QUIET, Descriptor, Log, logfmt, read_by_journal
 from rules.ports import PortRange
 
 ROOT = Path(__file__).parents[2]
@@ -148,6 +148,14 @@ def test_what_is_no_news_is_not_said_again() -> None:
     assert len(sheet.lines) == 6
 
 
+def test_another_exception_of_the_same_words_is_no_news() -> None:
+    sheet = Sheet()
+    log = Log(sheet, journal=True, clock=at_noon)
+    for _ in range(3):
+        log.once("listen", "error", "not listening", why=OSError("in use"))
+    assert sheet.lines == ['<3>level=error event="not listening" why="in use"\n']
+
+
 def test_what_has_settled_is_news_again() -> None:
     sheet = Sheet()
     log = Log(sheet, journal=True, clock=at_noon)
@@ -156,6 +164,29 @@ def test_what_has_settled_is_news_again() -> None:
     log.settled("blue")
     log.once("blue", "info", "in sync")
     assert len(sheet.lines) == 2
+
+
+def test_a_warning_is_said_again_once_it_has_not_come_up_for_minutes() -> None:
+    sheet, dates = Sheet(), iter([0.0, 500.0, 1000.0, 1000.0 + QUIET, 900.0])
+    log = Log(sheet, journal=True, clock=lambda: next(dates))
+    said = []
+    for _ in range(5):
+        log.seldom("no inotify")
+        said.append(len(sheet.lines))
+    assert said == [1, 1, 1, 2, 3]  # whose clock is set back is told once too often
+    assert sheet.lines[0] == '<4>level=warning event=warning what="no inotify"\n'
+
+
+def test_of_warnings_no_more_is_kept_than_there_is_room_for() -> None:
+    sheet = Sheet()
+    log = Log(sheet, journal=True, clock=at_noon)
+    for number in range(10 * MOST_REMEMBERED):
+        log.seldom(f"warning {number}")
+        log.seldom("the same")
+    assert len(sheet.lines) == 10 * MOST_REMEMBERED + 1
+    log.seldom("warning 0")
+    assert len(sheet.lines) == 10 * MOST_REMEMBERED + 2
+    assert len(log._warned) == MOST_REMEMBERED
 
 
 @pytest.fixture

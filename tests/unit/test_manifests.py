@@ -1164,6 +1164,25 @@ def test_a_problem_reads_as_a_sentence_with_its_place() -> None:
     assert repr(ABSENT) == "(absent)"
 
 
+def test_problems_of_one_text_are_told_apart_by_their_hash() -> None:
+    bad = ",".join(f"x{number}" for number in range(1024))
+    problems = read(vmi(metadata=annotated(port_ranges=bad))).problems
+    assert len({hash(problem) for problem in problems}) == 1024
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [(1, True), (1, 1.0), ("0x10", OddNumeral("0x10")), ([[1]], [[True]]), ({"a": []}, {"a": []})],
+)
+def test_equal_problems_have_the_same_hash(one: object, same: object) -> None:
+    first, second = (
+        Problem(code="c", path=("a",), what="is wrong", fix="Mend it.", value=value)
+        for value in (one, same)
+    )
+    assert first == second
+    assert hash(first) == hash(second)
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -629,21 +629,65 @@ def test_a_problem_says_what_to_write() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "rules",
-    [
-        "ingress: [{ports: [{port: 1}, {port: 2}, {port: 3}]}]",
-        "ingress: [{ports: [{port: 1}]}, {ports: [{port: 2}]}, {ports: [{port: 3}]}]",
+IN_A = "{key: a, operator: In, values: [b, c]}"
+TOO_MUCH = {
+    "ports of a rule": ("ingress: [{ports: [{port: 1}, {port: 2}]}]", 3),
+    "ports of several": ("ingress: [{ports: [{port: 1}]}, {ports: [{port: 2}]}]", 4),
+    "peers and ports": (
         "ingress: [{from: [{podSelector: {}}], ports: [{port: 1}]}], egress: [{ports: [{}]}]",
+        5,
+    ),
+    "exceptions": (
         "ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16, 10.2.0.0/16]}}]}]",
-    ],
-    ids=["ports of a rule", "ports of several", "peers and ports", "exceptions"],
-)
-def test_a_policy_that_says_too_much_is_refused_whole(rules: str) -> None:
-    assert found(read(policy(rules), limit=3)) == []
-    reading = read(policy(rules), limit=2)
+        4,
+    ),
+    "rules that say nothing": ("ingress: [{}, {}], egress: [{}]", 3),
+    "labels of peers": ("ingress: [{from: [{podSelector: {matchLabels: {a: b, c: d}}}]}]", 4),
+    "labels of their namespaces": (
+        f"egress: [{{to: [{{namespaceSelector: {{matchExpressions: [{IN_A}]}}}}]}}]",
+        5,
+    ),
+    "labels of the policy": (f"podSelector: {{matchExpressions: [{IN_A}, {IN_A}]}}", 6),
+}
+
+
+@pytest.mark.parametrize(("spec", "size"), TOO_MUCH.values(), ids=TOO_MUCH)
+def test_a_policy_that_says_too_much_is_refused_whole(spec: str, size: int) -> None:
+    assert found(read(policy(spec), limit=size)) == []
+    reading = read(policy(spec), limit=size - 1)
     assert found(reading) == [("too-many-ranges", "spec")]
     assert [one.ingress for one in reading.policies] == [()]
+
+
+def test_of_a_policy_that_says_too_much_nothing_is_made() -> None:
+    reading = read(policy("ingress: [{ports: [{port: 0}]}, {}, {x: y}], egress: [[]]"), limit=3)
+    assert found(reading) == [("too-many-ranges", "spec")]
+    (made,) = reading.policies
+    assert (made.selector, made.ingress, made.egress) == (Selector(), (), ())
+
+
+def test_a_policy_that_says_too_much_still_closes_whom_it_selects() -> None:
+    (made,) = read(policy(f"podSelector: {A_WEB}, ingress: [{{}}, {{}}]"), limit=2).policies
+    assert (made.namespace, made.selector, made.ingress, made.egress) == ("shop", WEB, (), None)
+
+
+def test_a_policy_that_selects_by_too_many_labels_selects_everybody() -> None:
+    (made,) = read(policy(f"podSelector: {{matchExpressions: [{IN_A}]}}"), limit=2).policies
+    assert (made.selector, made.broken) == (Selector(), True)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "ingress: {a: b}, egress: x",
+        "ingress: [1, [], {from: {}, ports: 5}, {from: [1, {ipBlock: [], podSelector: []}]}]",
+        "egress: [{to: [{ipBlock: {except: 1}, namespaceSelector: {matchLabels: [a, b]}}]}]",
+        "podSelector: {matchLabels: 1, matchExpressions: [1, {values: {}}, {values: 7}]}",
+    ],
+)
+def test_what_is_of_another_type_is_counted_as_far_as_it_can_be(spec: str) -> None:
+    assert "too-many-ranges" not in dict(found(read(policy(spec))))
+    assert broken(policy(spec)).selector == Selector()
 
 
 # -------------------------------------------------------------------------------- what it is at all

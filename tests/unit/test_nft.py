@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
 
-from rules.model import Chain, Desired, Family, Foreign, Live, Lookup, Observed, Protocol, Rule
+from rules.model import (
+    Chain,
+    Desired,
+    Detour,
+    Family,
+    Foreign,
+    Live,
+    Lookup,
+    Observed,
+    Protocol,
+    Rule,
+)
 from rules.nft import commands, encode
 from rules.nft_listing import decode
 from rules.nft_script import script, statement
 from rules.nft_steps import in_turn
+from rules.nft_terms import detour_json
 from rules.plan import Plan, Table, diff
 from rules.values import replace
 from tests.unit.samples import OWNER, answerable, egress, forward, from_inside
@@ -32,12 +45,18 @@ POSTROUTING = base_chain("postrouting", 99)
 FORWARD = base_chain("forward", -1, type="filter")
 CHAINS = [PREROUTING, OUTPUT, POSTROUTING, FORWARD]
 
-ON_ETH0: Json = {"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": "eth0"}}
+
+def link(name: str) -> Json:
+    return {"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": name}}
+
+
+ON_ETH0 = link("eth0")
 VIA_ETH0: Json = {"match": {"op": "==", "left": {"meta": {"key": "oifname"}}, "right": "eth0"}}
 IPV4: Json = {"match": {"op": "==", "left": {"meta": {"key": "nfproto"}}, "right": "ipv4"}}
 COUNTER: Json = {"counter": {"packets": 3, "bytes": 180}}
 TO_GUEST: Json = {"dnat": {"family": "ip", "addr": "10.0.2.2"}}
 MASQUERADE: Json = {"masquerade": None}
+WAY = Detour(published=(ip_address("192.0.2.1"),), links=("\x1b[2J",))
 
 
 def field(protocol: str, name: str, right: object, op: str = "==") -> Json:
@@ -335,6 +354,15 @@ def test_a_remembered_rule_is_the_one_that_was_read() -> None:
             id="a set of links",
         ),
         pytest.param(
+            listed(link("\x1b[2J"), IPV4, COUNTER, TO_GUEST), id="a link that cannot be shown"
+        ),
+        pytest.param(listed(link("eth*"), IPV4, COUNTER, TO_GUEST), id="links by their beginning"),
+        pytest.param(listed(link(""), IPV4, COUNTER, TO_GUEST), id="a link without a name"),
+        pytest.param(
+            listed(*detour_json(WAY, Family.IP), COUNTER, MASQUERADE, chain="postrouting"),
+            id="a way back by links that cannot be shown",
+        ),
+        pytest.param(
             listed(IPV4, field("tcp", "dport", 22, op="!="), COUNTER, TO_GUEST),
             id="every port but one",
         ),
@@ -434,6 +462,19 @@ def test_what_we_could_not_have_written_is_foreign(rule: Json) -> None:
         ),
         pytest.param(
             listed({"drop": None}, handle="x"), Foreign("prerouting", 0, "drop"), id="no handle"
+        ),
+        pytest.param(
+            listed({"drop": None}, handle=1 << 64),
+            Foreign("prerouting", 0, "drop"),
+            id="a handle that is none",
+        ),
+        pytest.param(
+            listed({"drop": None}, handle=-1), Foreign("prerouting", 0, "drop"), id="one below"
+        ),
+        pytest.param(
+            listed({"drop": None}, handle=(1 << 64) - 1),
+            Foreign("prerouting", (1 << 64) - 1, "drop"),
+            id="the last handle",
         ),
     ],
 )

@@ -138,6 +138,13 @@ def test_a_kernel_that_ignores_us_is_told_what_did_not_take() -> None:
     assert "sysctl net.ipv4.ip_forward 0 -> 1" in str(caught.value)
 
 
+def test_of_much_that_did_not_take_ten_are_named() -> None:
+    many = Desired(rules=frozenset(forward(f"tcp {port}") for port in range(1, 100, 2)))
+    with pytest.raises(Failure, match="and 40 more") as caught:
+        converge("blue", many, Deaf(0))
+    assert str(caught.value).count("; + ") == 9
+
+
 def test_a_setting_that_does_not_take_is_named_alone() -> None:
     wanted = Desired(
         rules=frozenset({forward()}),

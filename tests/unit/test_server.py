@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from agent.errors import Failure, NotPermitted
 from agent.server import MOST_CONNECTIONS, Server
 from agent.status import Standing, State, Status, status_json
 from rules.model import Live
+from rules.values import replace
 from tests.spaces import eventually
 from tests.unit.samples import forward
 
@@ -341,6 +343,25 @@ def test_who_does_not_read_the_answer_keeps_nobody_out(daemon: Daemon, server: S
         time.sleep(0.2)  # until all are being answered
         for _ in range(3):
             assert ask(server.address, "/healthz").code == 200
+
+
+def test_however_many_do_not_read_a_large_status_it_is_there_once(
+    daemon: Daemon, server: Server
+) -> None:
+    size = 10_000_000
+    daemon.current = replace(daemon.current, source="x" * size)
+    tracemalloc.start()
+    try:
+        with ExitStack() as stack:
+            for _ in range(MOST_CONNECTIONS):
+                one = stack.enter_context(socket.create_connection(server.address))
+                one.sendall(b"GET /status HTTP/1.0\r\n\r\n")
+                assert one.recv(1) == b"H"
+            assert tracemalloc.get_traced_memory()[0] < 3 * size
+    finally:
+        tracemalloc.stop()
+    daemon.current = replace(daemon.current, source="y")
+    assert json.loads(ask(server.address, "/status").body) == status_json(daemon.current)
 
 
 def test_only_so_many_are_served_at_once_and_then_others_again(

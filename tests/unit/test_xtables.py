@@ -286,6 +286,8 @@ def test_a_host_is_a_host_however_it_is_listed(text: str) -> None:
         pytest.param(listed(comment={"comment": "\x1b[2J"}), id="a comment that is no text"),
         pytest.param(listed(comment="a"), id="a comment without its name"),
         pytest.param(listed(in_interface=["eth0"]), id="a list of links"),
+        pytest.param(listed(in_interface="eth+"), id="links by their beginning"),
+        pytest.param(listed(in_interface="eth 0"), id="a link that we would not name"),
         pytest.param(listed(out_interface="eth0"), id="a link to leave on"),
         pytest.param(listed(src="10.0.0.0/8"), id="a network of sources"),
         pytest.param(listed(src="!10.0.2.9/32"), id="every source but one"),
