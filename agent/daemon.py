@@ -40,6 +40,7 @@ from rules.fences import Laws
 from rules.model import NODE
 from rules.shapes import lookup_of, name
 from rules.values import replace
+from rules.words import few
 
 SLICE = 0.1  # seconds of writing down between two looks at what happens
 STUCK = 60.0  # seconds without progress in the middle of work
@@ -265,7 +266,10 @@ class Daemon:
         if looked:
             self._metrics.passed()
         if self._keeper.news() or looked or self._news.more():
-            self._news.publish(self._source, self._keeper)
+            self._publish()
+
+    def _publish(self) -> None:
+        self._news.publish(self._source, self._keeper, self._store.trouble)
 
     def _remember(self) -> None:
         """For the next run; whoever waits for rules need not wait for that."""
@@ -273,6 +277,8 @@ class Daemon:
             until = time.monotonic() + SLICE
             self._stored = self._source.remember(self._reads, lambda: time.monotonic() > until)
             self._store.leave(self._keeper.leaving)
+            if self._store.trouble != self._news.status.unwritable:
+                self._publish()
 
     def _take(self, meaning: Meaning) -> None:
         """Make what the manifests say now what is wanted."""
@@ -285,7 +291,7 @@ class Daemon:
             laws=self._laws(meaning),
         )
         self._news.tell(self._source)
-        self._news.publish(self._source, self._keeper)
+        self._publish()
 
     def _laws(self, meaning: Meaning) -> Laws | None:
         """The policies that are ours to enforce; None: they are not known."""
@@ -322,11 +328,15 @@ class Daemon:
             self._change_to(config)
             self._publisher.use(*publishing(self._config))
             self._log.info("reloaded", source=self._source, backend=config.backend)
+            self._news.outdated = ""
         except BadConfiguration as bad:
-            for line in str(bad).splitlines():
+            lines = str(bad).splitlines()
+            for line in lines:
                 self._log.error("bad configuration", problem=line, so="the old one goes on")
+            self._news.outdated = f"the one from before goes on: {'; '.join(few(lines))}"
         except (Failure, OSError) as failure:
             self._log.error("reload failed", why=failure, so="the old configuration goes on")
+            self._news.outdated = f"the one from before goes on: {failure}"
         self._keeper.renew()
         self._source.renew()
         self._read = True

@@ -179,6 +179,12 @@ def _node(status: Status) -> Iterator[Metric]:
         "source_readable", "1 while the source of manifests can be read.", not status.unreadable
     )
     yield _gauge(
+        "configuration_current",
+        "1 while the configuration in the file is in use; 0: it was bad, another goes on.",
+        not status.outdated,
+    )
+    yield _gauge("state_writable", "1 while the state can be written.", not status.unwritable)
+    yield _gauge(
         "last_sync_timestamp_seconds",
         "When everything was last in sync or waiting, in seconds of the epoch; 0: never.",
         status.synced or 0,

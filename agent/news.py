@@ -34,6 +34,7 @@ class News:
         self._problems: frozenset[Problem] = frozenset()
         self._skipped: frozenset[str] = frozenset()
         self._bare: frozenset[str] = frozenset()  # whom policies do not protect
+        self.outdated = ""  # why another configuration goes on than the one in the file
         self.status = Status(
             version=version("portranger"),
             pid=os.getpid(),
@@ -97,7 +98,7 @@ class News:
         except Exception:  # a bug met in one policy, which the keeper meets, too, and tells
             return self._bare
 
-    def publish(self, source: Source, keeper: Keeper) -> None:
+    def publish(self, source: Source, keeper: Keeper, unwritable: str) -> None:
         """How everything stands now, for whoever asks."""
         meaning = source.meaning
         standings = self._with_devices(meaning, keeper.standings)
@@ -112,6 +113,8 @@ class News:
             source=str(source),
             traffic=source.traffic(),
             unreadable=meaning.unreadable,
+            outdated=self.outdated,
+            unwritable=unwritable,
             manifests=meaning.count,
             problems=meaning.problems,
             held=meaning.held,

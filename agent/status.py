@@ -95,6 +95,8 @@ class Status(Value, kw_only=True):
     synced: float | None = None  # when, at a look, all of it was last in sync or waiting
     source: str = ""
     unreadable: str = ""  # why the source cannot be read, where it cannot
+    outdated: str = ""  # why the configuration is another than the one in the file
+    unwritable: str = ""  # why the state cannot be written, where it cannot
     manifests: int = 0
     problems: tuple[Problem, ...] = ()
     held: tuple[str, ...] = ()  # files that go on with their last good meaning
@@ -115,6 +117,8 @@ def status_json(status: Status) -> Json:
         "last_sync": moment(status.synced),
         "source": status.source,
         "unreadable": status.unreadable or None,
+        "configuration": status.outdated or None,
+        "state": status.unwritable or None,
         "manifests": status.manifests,
         "problems": [problem_json(problem) for problem in status.problems],
         "last_good": list(status.held),

@@ -101,6 +101,9 @@ def status_text(answer: Json, now: float) -> Iterator[str]:
     yield f"namespaces: {tally(one['state'] for one in answer.get('namespaces', ()))}"
     if answer.get("unreadable"):
         yield f"source: {answer['unreadable']}"
+    for key in ("configuration", "state"):
+        if answer.get(key):
+            yield f"{key}: {answer[key]}"
     if policies := answer.get("policies"):
         yield f"policies: {_policies(policies)}"
     for problem in answer.get("problems", ()):

@@ -35,7 +35,13 @@ class Store:
         self._node_ports = Path(directory, NODE_PORTS)
         self._given: list[list[object]] | None = None  # as stored by this run
         self._warn = warn
+        self._troubles: dict[Path, str] = {}  # why each is not written
         self.leaving: frozenset[str] = frozenset()  # namespaces that are still to be cleared
+
+    @property
+    def trouble(self) -> str:
+        """Why something is not written that should be; one for all."""
+        return next(iter(self._troubles.values()), "")
 
     def load(self) -> dict[str, str]:
         """The last good texts that an earlier run left, by file; what is corrupt is set aside."""
@@ -57,6 +63,7 @@ class Store:
 
     def drop(self, file: str) -> None:
         """The file is gone."""
+        self._troubles.pop(self._path(file), None)
         try:
             self._path(file).unlink(missing_ok=True)
         except OSError as error:
@@ -100,6 +107,7 @@ class Store:
     def forget_node_ports(self) -> None:
         """Nothing is published any more."""
         self._given = None
+        self._troubles.pop(self._node_ports, None)
         try:
             self._node_ports.unlink(missing_ok=True)
         except OSError as error:
@@ -154,13 +162,15 @@ class Store:
             if durable:
                 _sync(path.parent)
         except OSError as error:
-            self._warn(f"cannot write {path}: {error.strerror}")
+            self._troubles[path] = f"cannot write {path}: {error.strerror}"
+            self._warn(self._troubles[path])
             with contextlib.suppress(OSError):
                 scratch.unlink()
             if not durable:  # who was given which ports stays true of all but the newest
                 with contextlib.suppress(OSError):
                     path.unlink()  # what is no longer true is worse than nothing
             return False
+        self._troubles.pop(path, None)
         return True
 
 
@@ -174,6 +184,7 @@ class Texts(Generic[Made]):
         self._store, self._write = store, write
         self.earlier = dict(earlier)  # those of another run, until ours take their places
         self._made: dict[str, Made] = {}  # what ours are made of
+        self._unwritten: set[str] = set()  # which could not be
         self._whole: Mapping[str, Made] | None = None  # all of which is stored
 
     def remember(self, wanted: Mapping[str, Made], beat: Progress, enough: Enough) -> bool:
@@ -181,9 +192,11 @@ class Texts(Generic[Made]):
         that was all that can be done now."""
         if wanted is self._whole:
             return True
-        for label in (self.earlier.keys() | self._made.keys()) - wanted.keys():
+        known = self.earlier.keys() | self._made.keys() | self._unwritten
+        for label in known - wanted.keys():
             self.earlier.pop(label, None)
             self._made.pop(label, None)
+            self._unwritten.discard(label)
             self._store.drop(label)
         failed = False
         for label, made in wanted.items():
@@ -193,8 +206,10 @@ class Texts(Generic[Made]):
             text = self._write(made)
             if self.earlier.pop(label, None) == text or self._store.keep(label, text):
                 self._made[label] = made
+                self._unwritten.discard(label)
                 beat()
             else:
+                self._unwritten.add(label)
                 failed = True  # the next time
             if enough():
                 return failed

@@ -109,6 +109,11 @@ def test_of_what_is_pending_or_refused_people_read_ten_and_how_many_there_are(wo
     assert lines[9:] == [f"  {word}: Service/a/b9/rtp: somebody listens", f"  {word}: and 2 more"]
 
 
+def test_what_the_daemon_lacks_itself_is_said() -> None:
+    text = told(replace(NODE, outdated="line 1 is bad", unwritable="cannot write x: it is full"))
+    assert "\nconfiguration: line 1 is bad\nstate: cannot write x: it is full\n" in text
+
+
 def test_a_node_at_its_start_says_so() -> None:
     fresh = Status(version="1.2.3", pid=4711, started=NOW, unreadable="it is not there")
     assert told(fresh) == (
