@@ -32,7 +32,7 @@ from rules.model import (
     Protocol,
     Rule,
 )
-from rules.nft import commands, encode
+from rules.nft import commands
 from rules.nft_batch import batch, can_write
 from rules.nft_foreseen import carried_out
 from rules.nft_script import script
@@ -66,7 +66,7 @@ from tests.property.test_policy_laws import (
     understood,
     worlds,
 )
-from tests.unit.samples import GUESTS, POD
+from tests.unit.samples import GUESTS, POD, encode
 
 GUEST = {Family.of(one.address): one.address for one in GUESTS}
 OURS = Masquerade(name="default", entry=None, guests=GUESTS, claims=())

@@ -17,6 +17,9 @@ from rules.model import (
     Rule,
     Surroundings,
 )
+from rules.nft import Json, commands
+from rules.nft_steps import steps
+from rules.plan import Plan
 from rules.ports import PortRange
 from rules.problems import Problem
 
@@ -146,3 +149,8 @@ def answerable(
         to=gateway,
         owner=owner,
     )
+
+
+def encode(plan: Plan) -> list[Json]:
+    """A plan as the commands of one transaction; empty where the rules need nothing done."""
+    return commands(steps(plan))
