@@ -6,10 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from rules.manifests.fields import Fields, folded
 from rules.manifests.metadata import PORT_END, Annotations
-from rules.manifests.port_annotations import decimal
-from rules.manifests.ports import PORT_FIX, is_service_name, number
+from rules.manifests.port_annotations import (
+    annotated_end,
+    decimal,
+    ends_behind,
+    no_such_port,
+)
+from rules.manifests.ports import is_service_name, number
 from rules.model import Protocol
-from rules.ports import HIGHEST, LOWEST, PortRange
+from rules.ports import HIGHEST, PortRange
 from rules.problems import dotted, shown
 
 TRANSPORTS = {transport.name: transport for transport in Protocol}
@@ -88,8 +93,12 @@ def _only(fields: Fields, known: tuple[str, ...], name: str) -> None:
 
 
 def transport(fields: Fields) -> Protocol | None:
-    """The protocol of a port; TCP where none is given."""
-    text = fields.values.get("protocol") or "TCP"
+    """The protocol of a port; TCP where none is given, or an empty text."""
+    return known_transport(fields, fields.values.get("protocol") or "TCP")
+
+
+def known_transport(fields: Fields, text: object) -> Protocol | None:
+    """The protocol of that name."""
     found = TRANSPORTS.get(text) if isinstance(text, str) else None
     if found is None:
         meant = text.strip().upper() if isinstance(text, str) else ""
@@ -148,7 +157,7 @@ def lengthen(annotations: Annotations, ports: Iterable[Port]) -> None:
         named.setdefault(port.name, []).append(port)
     for key in keys:
         name = key[len(PORT_END) :]
-        last = _end(annotations, key)
+        last = annotated_end(annotations, key)
         meant = named.get(name, [])
         if len(meant) == 1:
             _lengthen(annotations, key, meant[0], last)
@@ -161,23 +170,7 @@ def lengthen(annotations: Annotations, ports: Iterable[Port]) -> None:
                 "Give each port a name of its own.",
             )
         else:
-            annotations.problem(
-                key,
-                "no-such-port",
-                f"is for a port named {shown(name)}, and there is none",
-                "Give the port that name, or remove the annotation.",
-            )
-
-
-def _end(annotations: Annotations, key: str) -> int | None:
-    last = decimal(annotations.text(key) or "")
-    if last is None:
-        annotations.problem(key, "not-an-integer", "must be a whole number", PORT_FIX)
-    elif not LOWEST <= last <= HIGHEST:
-        annotations.problem(key, "port-out-of-range", "is not a port number", PORT_FIX)
-    else:
-        return last
-    return None
+            no_such_port(annotations, key, name)
 
 
 def _lengthen(annotations: Annotations, key: str, port: Port, last: int | None) -> None:
@@ -188,15 +181,7 @@ def _lengthen(annotations: Annotations, key: str, port: Port, last: int | None) 
             f"has a key of more than {LONGEST_KEY} characters behind the slash",
             f"Give the port a name of at most {LONGEST_NAME} characters.",
         )
-    if last is None or port.first is None:
-        return
-    if last < port.first:
-        annotations.problem(
-            key,
-            "end-before-start",
-            f"is below the port it starts at, which is {port.first}",
-            f"Write a number from {port.first} to {HIGHEST}.",
-        )
+    if last is None or port.first is None or not ends_behind(annotations, key, last, port.first):
         return
     port.last, port.ranged = last, True
     for other, value in port.followers.items():

@@ -3,11 +3,11 @@ understood it still selects, and allows nothing: it was written to close, and a 
 not open what it was to close."""
 
 from collections.abc import Iterable
-from ipaddress import ip_network
 
 from rules.manifests import metadata
 from rules.manifests.fields import Fields
-from rules.manifests.named_ports import NAME_FIX, TRANSPORTS
+from rules.manifests.named_ports import NAME_FIX, known_transport
+from rules.manifests.networks import cidr
 from rules.manifests.port_annotations import decimal
 from rules.manifests.ports import is_service_name, number
 from rules.manifests.selectors import read_selector
@@ -211,7 +211,7 @@ def _block(fields: Fields) -> IpBlock | None:
 
 def _network(fields: Fields, at: tuple[str | int, ...], value: object) -> Network | None:
     """A network; bits behind its prefix count for nothing, as in Kubernetes."""
-    network = _cidr(value) if isinstance(value, str) else None
+    network = cidr(value) if isinstance(value, str) else None
     if network is None:
         what = "is not a network address with its prefix length"
     elif network.version == 6 and network.network_address.ipv4_mapped:
@@ -220,16 +220,6 @@ def _network(fields: Fields, at: tuple[str | int, ...], value: object) -> Networ
         return network
     fields.problem("bad-cidr", what, _CIDR_FIX, at=at, value=value)
     return None
-
-
-def _cidr(text: str) -> Network | None:
-    address, _, length = text.partition("/")
-    if "%" in address or not (length.isascii() and length.isdigit()):
-        return None
-    try:
-        return ip_network(text, strict=False)
-    except ValueError:
-        return None
 
 
 # ----------------------------------------------------------------------------------------- ports
@@ -259,16 +249,7 @@ def _port(fields: Fields) -> PolicyPort | None:
 def _protocol(fields: Fields) -> Protocol | None:
     """The protocol; TCP where none is given. An empty text is none of them, here."""
     text = fields.values.get("protocol")
-    if text is None:
-        return Protocol.TCP
-    found = TRANSPORTS.get(text) if isinstance(text, str) else None
-    if found is None:
-        meant = text.strip().upper() if isinstance(text, str) else ""
-        fix = f"Write {meant}." if meant in TRANSPORTS else "Write TCP, UDP or SCTP."
-        fields.problem(
-            "bad-protocol", "must be exactly TCP, UDP or SCTP", fix, at=("protocol",), value=text
-        )
-    return found
+    return Protocol.TCP if text is None else known_transport(fields, text)
 
 
 def _first(fields: Fields) -> int | str | None:
