@@ -12,7 +12,7 @@ from rules.manifests.port_annotations import (
     ends_behind,
     no_such_port,
 )
-from rules.manifests.ports import is_service_name, number
+from rules.manifests.ports import NAME_FIX, is_service_name, known_protocol, number
 from rules.model import Protocol
 from rules.ports import HIGHEST, PortRange
 from rules.problems import dotted, shown
@@ -20,10 +20,6 @@ from rules.problems import dotted, shown
 TRANSPORTS = {transport.name: transport for transport in Protocol}
 LONGEST_KEY = 63  # of an annotation, behind its slash
 LONGEST_NAME = LONGEST_KEY - len(PORT_END.partition("/")[2])
-NAME_FIX = (
-    "Use at most 15 lower-case letters, digits and single dashes, at least one letter, "
-    "no dash at either end."
-)
 _ENDS = ("end", "endport", "portend", "last", "lastport")
 
 
@@ -94,19 +90,7 @@ def _only(fields: Fields, known: tuple[str, ...], name: str) -> None:
 
 def transport(fields: Fields) -> Protocol | None:
     """The protocol of a port; TCP where none is given, or an empty text."""
-    return known_transport(fields, fields.values.get("protocol") or "TCP")
-
-
-def known_transport(fields: Fields, text: object) -> Protocol | None:
-    """The protocol of that name."""
-    found = TRANSPORTS.get(text) if isinstance(text, str) else None
-    if found is None:
-        meant = text.strip().upper() if isinstance(text, str) else ""
-        fix = f"Write {meant}." if meant in TRANSPORTS else "Write TCP, UDP or SCTP."
-        fields.problem(
-            "bad-protocol", "must be exactly TCP, UDP or SCTP", fix, at=("protocol",), value=text
-        )
-    return found
+    return known_protocol(fields, fields.values.get("protocol") or "TCP", TRANSPORTS)
 
 
 def following(fields: Fields, key: str) -> int | str | None:
@@ -115,7 +99,13 @@ def following(fields: Fields, key: str) -> int | str | None:
     value = fields.values.get(key)
     if not value and not isinstance(value, bool | list | dict):
         return None
-    if key != "targetPort" or type(value) is not str:
+    return number_or_name(fields, key) if key == "targetPort" else number(fields, key)
+
+
+def number_or_name(fields: Fields, key: str) -> int | str | None:
+    """The number of a port, or the name that it has elsewhere."""
+    value = fields.values[key]
+    if type(value) is not str:
         return number(fields, key)
     if is_service_name(value):
         return value

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 from rules.manifests import metadata
 from rules.manifests.fields import Fields
-from rules.manifests.named_ports import NAME_FIX, known_transport
+from rules.manifests.named_ports import TRANSPORTS, number_or_name
 from rules.manifests.networks import cidr
-from rules.manifests.port_annotations import decimal
-from rules.manifests.ports import is_service_name, number
+from rules.manifests.ports import known_protocol, number
 from rules.manifests.selectors import read_selector
 from rules.model import Protocol
 from rules.policies import (
@@ -233,7 +232,7 @@ def _ports(fields: Fields) -> tuple[PolicyPort, ...]:
 def _port(fields: Fields) -> PolicyPort | None:
     fields.only(PORT_KEYS)
     protocol = _protocol(fields)
-    first = _first(fields) if fields.given("port") else None
+    first = number_or_name(fields, "port") if fields.given("port") else None
     last = number(fields, "endPort") if fields.given("endPort") else None
     if fields.given("endPort"):
         _check_end(fields, first, last)
@@ -249,23 +248,7 @@ def _port(fields: Fields) -> PolicyPort | None:
 def _protocol(fields: Fields) -> Protocol | None:
     """The protocol; TCP where none is given. An empty text is none of them, here."""
     text = fields.values.get("protocol")
-    return Protocol.TCP if text is None else known_transport(fields, text)
-
-
-def _first(fields: Fields) -> int | str | None:
-    value = fields.values["port"]
-    if type(value) is not str:
-        return number(fields, "port")
-    if is_service_name(value):
-        return value
-    fields.problem(
-        "bad-port-name",
-        "is neither a port number nor the name of a port",
-        "Write the number without quotes." if decimal(value) else NAME_FIX,
-        at=("port",),
-        value=value,
-    )
-    return None
+    return Protocol.TCP if text is None else known_protocol(fields, text, TRANSPORTS)
 
 
 def _check_end(fields: Fields, first: int | str | None, last: int | None) -> None:

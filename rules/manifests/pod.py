@@ -9,7 +9,6 @@ from rules.manifests import metadata
 from rules.manifests.fields import Fields
 from rules.manifests.metadata import Annotations
 from rules.manifests.named_ports import (
-    NAME_FIX,
     Port,
     check_names,
     check_overlaps,
@@ -17,7 +16,7 @@ from rules.manifests.named_ports import (
     name_of,
     read_port,
 )
-from rules.manifests.ports import is_service_name, too_many
+from rules.manifests.ports import NAME_FIX, is_service_name, too_many
 from rules.model import Address, Protocol
 from rules.services import Pod, PodPort
 
