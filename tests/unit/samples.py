@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from ipaddress import ip_address, ip_interface
 
 from rules.model import (
@@ -22,6 +23,7 @@ from rules.nft_steps import steps
 from rules.plan import Plan
 from rules.ports import PortRange
 from rules.problems import Problem
+from rules.trace import Packet, traced
 
 OWNER = "VirtualMachine/default/vm/default"
 DESKTOP = "VirtualMachine/default/desktop/red"
@@ -149,6 +151,11 @@ def answerable(
         to=gateway,
         owner=owner,
     )
+
+
+def trace(rules: Iterable[Rule], chain: Chain, packet: Packet) -> Rule | None:
+    """The rule of that chain that takes the packet."""
+    return next(iter(traced(rules, chain, packet)), None)
 
 
 def encode(plan: Plan) -> list[Json]:

@@ -9,7 +9,7 @@ import pytest
 
 from rules.desired import desire
 from rules.model import Chain, Family, Peers, Protocol, Rule
-from rules.trace import Packet, admitting, explained, matches, trace
+from rules.trace import Packet, admitting, explained, matches
 from rules.values import replace
 from tests.unit.samples import (
     ETH0,
@@ -24,6 +24,7 @@ from tests.unit.samples import (
     machine,
     ports,
     space,
+    trace,
 )
 
 ENTERING = Packet(family=Family.IP, protocol=Protocol.TCP, port=22, interface="eth0")
