@@ -15,7 +15,7 @@ from rules.values import Value
 ASKED = "_PORTRANGER_COMPLETE"
 LINE = "_PORTRANGER_LINE"
 WORD = "_PORTRANGER_WORD"
-PLAIN, FILE = "plain", "file"
+FILE = "file"
 _HARMLESS = re.compile(r"[\w.,:@%+-]+", re.ASCII)
 _END = "\ufffd"  # closes the word at the cursor, which may be empty
 

@@ -18,9 +18,8 @@ CLOSE_WRITE = 0x8
 MOVED_FROM, MOVED_TO = 0x40, 0x80
 CREATE, DELETE = 0x100, 0x200
 DELETE_SELF, MOVE_SELF = 0x400, 0x800
-UNMOUNT, Q_OVERFLOW, IGNORED = 0x2000, 0x4000, 0x8000  # told without being asked for
-ONLYDIR, DONT_FOLLOW, EXCL_UNLINK = 0x1000000, 0x2000000, 0x4000000
-ISDIR = 0x40000000
+Q_OVERFLOW = 0x4000  # told without being asked for
+ONLYDIR = 0x1000000
 
 PAUSE = 10.0  # seconds from one look to the next where watches are not to be had
 SPENT = (

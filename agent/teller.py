@@ -10,7 +10,7 @@ from agent.reconcile import Outcome
 from agent.sources.meaning import Tiding
 from agent.status import Change, Drift, State
 from rules.model import Members, Pending
-from rules.plan import Plan, order
+from rules.plan import Plan
 from rules.values import replace
 from rules.words import few
 
@@ -125,7 +125,7 @@ def _applied(kept: Kept, what: str) -> str:
     """What is forwarded now, for whoever declared it."""
     ranges = dict.fromkeys(
         f"{rule.protocol.value} {rule.ports}" if rule.protocol else "everything"
-        for rule in sorted((one.rule for one in kept.standing.ranges), key=order)
+        for rule in sorted((one.rule for one in kept.standing.ranges), key=lambda rule: rule.key)
     )
     shown = [
         *list(ranges)[:MOST_TOLD],

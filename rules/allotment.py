@@ -13,7 +13,6 @@ from rules.node_ports import (
     Held,
     Holder,
     Pick,
-    Refused,
     allocate,
     assign,
     outside,
@@ -21,6 +20,7 @@ from rules.node_ports import (
     release,
 )
 from rules.ports import PortRange
+from rules.problems import Problem
 from rules.services import Publication, Service, ServicePort, ServiceType
 from rules.values import Value
 
@@ -99,8 +99,9 @@ def allot(
     for service, port in asking:
         holder, scope = holder_of(service, port), STATIC if port.node_ports else DYNAMIC
         given[scope] += holder not in why and before.get(holder) != known.held[holder]
-        if holder in why:
-            refused[scope].append(Pending(name_of(service, port), _words(why[holder])))
+        if problem := why.get(holder):
+            words = f"{problem.what}. {problem.fix}"
+            refused[scope].append(Pending(name_of(service, port), words))
     return Allotment(
         allocations=known,
         static=Scope(given[STATIC], tuple(refused[STATIC])),
@@ -126,19 +127,19 @@ def _granted(
     asking: Iterable[tuple[Service, ServicePort]],
     avoid: tuple[PortRange, ...],
     runs: PortRange,
-) -> tuple[Allocations, dict[Holder, Refused]]:
+) -> tuple[Allocations, dict[Holder, Problem]]:
     """What they have when each was asked once, and who got nothing."""
-    why: dict[Holder, Refused] = {}
-    result: Allocations | Refused
+    why: dict[Holder, Problem] = {}
+    result: Allocations | Problem
     for service, port in asking:
         holder = holder_of(service, port)
         if port.node_ports is not None and port.ranged and not runs.holds(port.node_ports):
-            result = outside(holder, port.node_ports, runs)
+            result = outside(port.node_ports, runs)
         elif port.node_ports is not None:
             result = assign(known, holder, port.node_ports)
         else:
             result = _given(known, service, port, avoid)
-        if isinstance(result, Refused):
+        if isinstance(result, Problem):
             why[holder] = result
             known = release(known, holder)
         else:
@@ -162,7 +163,7 @@ def _turn(
 
 def _given(
     known: Allocations, service: Service, port: ServicePort, avoid: tuple[PortRange, ...]
-) -> Allocations | Refused:
+) -> Allocations | Problem:
     """Where another protocol has the same ports of the Service it gets the same node ports, as from
     the API server. What is drawn depends on the name: who is planned for gets it when it comes to
     it, and loses nothing with the state."""
@@ -191,10 +192,6 @@ def _drawing(name: str) -> Pick:
     return pick
 
 
-def _words(refused: Refused) -> str:
-    return f"{refused.problem.what}. {refused.problem.fix}"
-
-
 def recalled(
     bands: Bands,
     stored: Iterable[Held],
@@ -219,4 +216,4 @@ def recalled(
         )
         if len(ports) == len(port.ports)
     ]
-    return rebuild(bands, [*stored, *found])[0]
+    return rebuild(bands, [*stored, *found])

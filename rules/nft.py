@@ -1,4 +1,4 @@
-"""Plans to the commands of libnftables; rules/nft_listing.py reads them back."""
+"""The steps of a plan as commands of libnftables; rules/nft_listing.py reads them back."""
 
 from collections.abc import Iterable, Iterator
 
@@ -20,7 +20,6 @@ from rules.nft_steps import (
     MakeTable,
     RuleStep,
     Step,
-    steps,
 )
 from rules.nft_terms import (
     destination_json,
@@ -30,7 +29,6 @@ from rules.nft_terms import (
     meta,
     share_json,
 )
-from rules.plan import Plan
 from rules.ports import PortRange
 from rules.shapes import name, port_name
 
@@ -44,11 +42,6 @@ ADDRESSES = {Family.IP: "ipv4_addr", Family.IP6: "ipv6_addr"}
 
 Json = dict[str, object]
 RESUMING = equal({"ct": {"key": "state"}}, ["established", "related"], "in")
-
-
-def encode(plan: Plan) -> list[Json]:
-    """The commands of one transaction; empty where the rules need nothing done."""
-    return commands(steps(plan))
 
 
 def commands(found: Iterable[Step]) -> list[Json]:

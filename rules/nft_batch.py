@@ -13,7 +13,7 @@ from functools import lru_cache
 from rules import nft_sets
 from rules.model import NUMBERS, OWN, Address, Chain, Family, Lookup, Rule, Share
 from rules.nft import NAME, PRIORITY, TYPES, map_name, peers_end, port_pairs
-from rules.nft_sets import SetStep
+from rules.nft_sets import NESTED, SetStep, attribute, number
 from rules.nft_steps import (
     AddLookup,
     AddRule,
@@ -36,10 +36,9 @@ from rules.shapes import name, port_name
 
 BATCH_BEGIN, BATCH_END = 16, 17
 NEWTABLE, DELTABLE, NEWCHAIN, NEWRULE, DELRULE, NEWSET, DELSET, NEWSETELEM, DELSETELEM = (
-    (10 << 8) | number for number in (0, 2, 3, 6, 8, 9, 11, 12, 14)
+    (10 << 8) | kind for kind in (0, 2, 3, 6, 8, 9, 11, 12, 14)
 )
 REQUEST, ACK, ECHO, EXCL, CREATE, APPEND = 0x1, 0x4, 0x8, 0x200, 0x400, 0x800
-NESTED = 0x8000
 BATCH_GENID = 1
 INET, SUBSYSTEM = 1, 10
 AT_ONCE = 200  # elements in one message: an attribute holds 64 KiB at most
@@ -55,7 +54,7 @@ ADDRESS_TYPE, OF_DESTINATION, LOCAL = 3, 2, struct.pack("=I", 2)
 SECOND, BEHIND = 2, {Family.IP: 13, Family.IP6: 3}  # registers: for an address, and the next
 PORT_GIVEN = 2
 MAP, INTERVAL_MAP = 0x8, 0x4 | 0x8
-PORTS, ADDRESSES = 13, {Family.IP: (7, 4), Family.IP6: (8, 16)}  # how nft numbers types; lengths
+PORTS, ADDRESSES = 13, nft_sets.TYPES  # how nft numbers types
 BIG_ENDIAN = struct.pack("=BBIBBIBBI", 0, 4, 2, 1, 4, 2, 6, 4, 0)  # what nft notes of such a map
 MOST_ECHOED = 64  # rules whose handles the kernel tells: more would not fit into a socket
 MEMORY = 256  # expressions of a kind that are remembered
@@ -94,7 +93,7 @@ def batch(steps: Iterable[Step], generation: int | None = None) -> bytes:
     ]
     echoed = sum(kind == NEWRULE for kind, _, _ in content) <= MOST_ECHOED
     edge = struct.pack(">BBH", 0, 0, SUBSYSTEM)
-    begin = b"" if generation is None else attribute(BATCH_GENID, _number(generation))
+    begin = b"" if generation is None else attribute(BATCH_GENID, number(generation))
     data = [_message(BATCH_BEGIN, REQUEST, edge + begin)]
     for left, (kind, flags, body) in enumerate(content, 1 - len(content)):
         asked = (ECHO if echoed and kind == NEWRULE else 0) | (0 if left else ACK)
@@ -108,7 +107,7 @@ def _messages(step: RuleStep) -> Iterator[Message]:
             yield DELTABLE, REQUEST, OURS
         case MakeTable(exclusive):
             flags = REQUEST | CREATE | (EXCL if exclusive else 0)
-            yield NEWTABLE, flags, OURS + attribute(2, _number(0))
+            yield NEWTABLE, flags, OURS + attribute(2, number(0))
         case MakeChain(chain):
             yield NEWCHAIN, REQUEST | CREATE, OURS + _chain(chain)
         case DropRule(chain, handle):
@@ -142,22 +141,13 @@ def _messages(step: RuleStep) -> Iterator[Message]:
 # ------------------------------------------------------------------------------------ attributes
 
 
-def attribute(kind: int, content: bytes) -> bytes:
-    """Padded as the next one needs it."""
-    return struct.pack("=HH", 4 + len(content), kind) + content + bytes(-len(content) % 4)
-
-
 def _nested(kind: int, *content: bytes) -> bytes:
     return attribute(kind | NESTED, b"".join(content))
 
 
 def _numbers(*values: int) -> bytes:
     """The attributes from 1 on."""
-    return b"".join(attribute(kind, _number(value)) for kind, value in enumerate(values, 1))
-
-
-def _number(value: int) -> bytes:
-    return struct.pack(">I", value & 0xFFFFFFFF)
+    return b"".join(attribute(kind, number(value)) for kind, value in enumerate(values, 1))
 
 
 def _text(text: str) -> bytes:
@@ -186,7 +176,7 @@ OURS = struct.pack("=BBH", INET, 0, 0) + attribute(1, _text(NAME))  # what every
 @lru_cache(MEMORY)
 def _chain(chain: Chain) -> bytes:
     hook = _nested(4, _numbers(HOOKS[chain], PRIORITY[chain]))
-    accept = attribute(5, _number(1))
+    accept = attribute(5, number(1))
     return attribute(3, _text(chain.value)) + hook + accept + attribute(7, _text(TYPES[chain]))
 
 
@@ -195,8 +185,8 @@ def _map(lookup: Lookup) -> bytes:
     words = enumerate((INTERVAL_MAP, PORTS, 2, kind, length), 3)
     return (
         attribute(2, _text(name(lookup)))
-        + b"".join(attribute(place, _number(value)) for place, value in words)
-        + attribute(10, _number(1))
+        + b"".join(attribute(place, number(value)) for place, value in words)
+        + attribute(10, number(1))
         + attribute(13, BIG_ENDIAN)
         + _nested(17, *COUNTING)
     )
@@ -206,8 +196,8 @@ def _port_map(lookup: Lookup) -> bytes:
     words = enumerate((MAP, PORTS, 2, PORTS, 2), 3)
     return (
         attribute(2, _text(port_name(lookup)))
-        + b"".join(attribute(place, _number(value)) for place, value in words)
-        + attribute(10, _number(1))
+        + b"".join(attribute(place, number(value)) for place, value in words)
+        + attribute(10, number(1))
         + attribute(13, BIG_ENDIAN)
     )
 
@@ -250,7 +240,7 @@ def _end(port: int, rest: bytes) -> bytes:
 
 
 END = struct.Struct("=HHHHHH2sxx")
-LAST = attribute(3, _number(1))
+LAST = attribute(3, number(1))
 
 
 # ----------------------------------------------------------------------------------------- rules
@@ -302,7 +292,7 @@ def _filtered(rule: Rule) -> Iterator[bytes]:
     if rule.peers is not None:
         source, destination, length = PLACES[rule.family]
         yield _payload(NETWORK, source if peers_end(rule) == "saddr" else destination, length)
-        yield _expression("lookup", attribute(1, _text(str(rule.peers))), attribute(2, _number(1)))
+        yield _expression("lookup", attribute(1, _text(str(rule.peers))), attribute(2, number(1)))
     if rule.resumes:
         yield from RESUMING
 
@@ -337,7 +327,7 @@ def _looked_up(lookup: Lookup) -> Iterator[bytes]:
 def _found(where: str, register: int) -> Iterator[bytes]:
     """What a map holds for the port that a packet is for."""
     yield _payload(TRANSPORT, 2, 2, register)
-    registers = attribute(2, _number(register)) + attribute(3, _number(register))
+    registers = attribute(2, number(register)) + attribute(3, number(register))
     yield _expression("lookup", attribute(1, _text(where)), registers)
 
 
@@ -384,7 +374,7 @@ def _nat(chain: Chain, family: Family, ported: bool) -> bytes:
     """To the address in the first register, and the port in the second."""
     content = _numbers(int(chain is not Chain.POSTROUTING), VERSIONS[family], 1)
     if ported:
-        content += attribute(5, _number(SECOND)) + attribute(7, _number(PORT_GIVEN))
+        content += attribute(5, number(SECOND)) + attribute(7, number(PORT_GIVEN))
     return _expression("nat", content)
 
 
@@ -398,7 +388,7 @@ DROP, ACCEPT = (
     _expression("immediate", _numbers(0), _nested(2, _nested(2, _numbers(code)))) for code in (0, 1)
 )
 RESUMING = (  # established or related
-    _expression("ct", attribute(1, _number(1)), attribute(2, _number(0))),
+    _expression("ct", attribute(1, number(1)), attribute(2, number(0))),
     _expression(
         "bitwise",
         _numbers(1, 1, 4),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 KINDS = {Family.IP: "ipv4_addr", Family.IP6: "ipv6_addr"}
 PREFIX = "peers-"
 DIGITS = frozenset("0123456789abcdef")
-NEWSET, DELSET, NEWSETELEM, DELSETELEM = ((10 << 8) | number for number in (9, 11, 12, 14))
+NEWSET, DELSET, NEWSETELEM, DELSETELEM = ((10 << 8) | kind for kind in (9, 11, 12, 14))
 REQUEST, CREATE, NESTED = 0x1, 0x400, 0x8000
 TYPES = {Family.IP: (7, 4), Family.IP6: (8, 16)}  # how nft numbers types; lengths
 BIG_ENDIAN = struct.pack("=BBI", 0, 4, 2)  # what nft notes of such a set
@@ -148,13 +148,13 @@ def line(step: SetStep, table: str) -> str:
 
 def messages(step: SetStep, ours: bytes) -> Iterator[tuple[int, int, bytes]]:
     """A step as messages of a netlink batch: kind, flags and body of each."""
-    place = ours + _attribute(2, str(step.peers).encode() + b"\0")
+    place = ours + attribute(2, str(step.peers).encode() + b"\0")
     match step:
         case MakeSet(peers):
             kind, length = TYPES[peers.family]
             words = enumerate((INTERVAL, kind, length), 3)
-            body = b"".join(_attribute(at, _number(value)) for at, value in words)
-            body += _attribute(10, _number(1)) + _attribute(13, BIG_ENDIAN)
+            body = b"".join(attribute(at, number(value)) for at, value in words)
+            body += attribute(10, number(1)) + attribute(13, BIG_ENDIAN)
             yield NEWSET, REQUEST | CREATE, place + body
         case DropSet():
             yield DELSET, REQUEST, place
@@ -169,7 +169,7 @@ def _elements(
 ) -> Iterator[tuple[int, int, bytes]]:
     found = [_interval(one) for one in _ordered(members)]
     for start in range(0, len(found), AT_ONCE):
-        listed = _attribute(3 | NESTED, b"".join(found[start : start + AT_ONCE]))
+        listed = attribute(3 | NESTED, b"".join(found[start : start + AT_ONCE]))
         yield kind, flags, place + listed
 
 
@@ -179,20 +179,22 @@ def _interval(one: Network) -> bytes:
     behind = int(one.broadcast_address) + 1
     if behind >> one.max_prefixlen:
         return made
-    return made + _end(behind, one, _attribute(3, _number(END)))
+    return made + _end(behind, one, attribute(3, number(END)))
 
 
-def _end(number: int, one: Network, rest: bytes) -> bytes:
-    value = _attribute(1, number.to_bytes(one.max_prefixlen // 8, "big"))
-    return _attribute(1 | NESTED, _attribute(1 | NESTED, value) + rest)
+def _end(place: int, one: Network, rest: bytes) -> bytes:
+    value = attribute(1, place.to_bytes(one.max_prefixlen // 8, "big"))
+    return attribute(1 | NESTED, attribute(1 | NESTED, value) + rest)
 
 
-def _attribute(kind: int, content: bytes) -> bytes:
+def attribute(kind: int, content: bytes) -> bytes:
+    """Padded as the next one needs it."""
     return struct.pack("=HH", 4 + len(content), kind) + content + bytes(-len(content) % 4)
 
 
-def _number(value: int) -> bytes:
-    return struct.pack(">I", value)
+def number(value: int) -> bytes:
+    """Of 32 bits, in the order of the network."""
+    return struct.pack(">I", value & 0xFFFFFFFF)
 
 
 # ----------------------------------------------------------------------------------------- back

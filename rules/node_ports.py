@@ -74,35 +74,24 @@ class Allocations(Value):
         return sum(b - a + 1 for a, b in _between(within.first, within.last, _gaps(self)))
 
 
-class Refused(Value, kw_only=True):
-    """Why somebody does not get what it asked for; only the asker knows the path to add."""
-
-    holder: Holder
-    problem: Problem
-    held_by: Holder | None = None
-    longest: PortRange | None = None  # free run, the first of several
-
-
-def rebuild(bands: Bands, live: Iterable[Held]) -> tuple[Allocations, tuple[Refused, ...]]:
+def rebuild(bands: Bands, live: Iterable[Held]) -> Allocations:
     """What was found in the state, then in the kernel; where two disagree, the earlier counts.
 
-    What is outside the range, because that was changed, is refused: its holder must ask anew.
+    What is outside the range, because that was changed, is left out: its holder must ask anew.
     """
-    kept, refused, numbers = dict[Holder, PortRange](), list[Refused](), set[int]()
+    kept, numbers = dict[Holder, PortRange](), set[int]()
     for holder, ports in live:
         if holder in kept:
             continue
         mine = range(ports.first, ports.last + 1)
         others = () if numbers.isdisjoint(mine) else kept.items()  # mostly none to compare with
-        if why := _unfit(bands, others, holder, ports):
-            refused.append(why)
-        else:
+        if _unfit(bands, others, holder, ports) is None:
             kept[holder] = ports
             numbers.update(mine)
-    return Allocations(bands, kept), tuple(refused)
+    return Allocations(bands, kept)
 
 
-def assign(known: Allocations, holder: Holder, wish: PortRange) -> Allocations | Refused:
+def assign(known: Allocations, holder: Holder, wish: PortRange) -> Allocations | Problem:
     """These very ports, of either band, in place of what it may hold."""
     if known.held.get(holder) == wish:
         return known
@@ -113,7 +102,7 @@ def assign(known: Allocations, holder: Holder, wish: PortRange) -> Allocations |
 
 def allocate(
     known: Allocations, holder: Holder, count: int, pick: Pick, avoid: Iterable[PortRange] = ()
-) -> Allocations | Refused:
+) -> Allocations | Problem:
     """So many ports in a row: what it holds, cut or grown in place if possible, or any at random.
 
     None that are to be avoided, such as those the node listens on; but what is held is kept.
@@ -125,7 +114,7 @@ def allocate(
     gaps = _gaps(rest, avoid)
     first = held.first if held and _stays(held, count, gaps) else _found(bands, count, gaps, pick)
     if first is None:
-        return _exhausted(bands, holder, count, gaps)
+        return _exhausted(bands, count, gaps)
     return Allocations(bands, {**rest.held, holder: PortRange(first, first + count - 1)})
 
 
@@ -140,35 +129,37 @@ def _order(held: Held) -> tuple[str, str, str]:
     return held[0].owner, held[0].port, held[0].protocol.value
 
 
-def outside(holder: Holder, wish: PortRange, ports: PortRange) -> Refused:
+def outside(wish: PortRange, ports: PortRange) -> Problem:
     """Nobody gets node ports but of these."""
     what = f"{wish} is not within the node ports {ports}"
     fix = "Choose from these, or change node_ports.range."
-    problem = Problem(code="node-port-outside", path=(), what=what, fix=fix)
-    return Refused(holder=holder, problem=problem)
+    return _problem("node-port-outside", what, fix)
 
 
-def _unfit(bands: Bands, held: Iterable[Held], holder: Holder, wish: PortRange) -> Refused | None:
+def _unfit(bands: Bands, held: Iterable[Held], holder: Holder, wish: PortRange) -> Problem | None:
     """Why these ports cannot be its own."""
     if not bands.ports.holds(wish):
-        return outside(holder, wish, bands.ports)
+        return outside(wish, bands.ports)
     for other, ports in sorted((one for one in held if one[1].overlaps(wish)), key=_order):
         if other.owner != holder.owner or other.protocol is holder.protocol:
             what = f"{wish} cannot be given: node port {ports} is held by {other}"
             fix = "Choose another, or none to be given one."
-            problem = Problem(code="node-port-taken", path=(), what=what, fix=fix)
-            return Refused(holder=holder, problem=problem, held_by=other)
+            return _problem("node-port-taken", what, fix)
     return None
 
 
-def _exhausted(bands: Bands, holder: Holder, count: int, gaps: Sequence[Gap]) -> Refused:
+def _exhausted(bands: Bands, count: int, gaps: Sequence[Gap]) -> Problem:
     run = f"{count} node ports in a row are" if count > 1 else "node port is"
     longest = max((PortRange(*gap) for gap in gaps), key=len, default=None)
     left = f"the longest free run is {longest} ({len(longest)})" if longest else "all are taken"
     what = f"no {run} free in {bands.ports}: {left}"
     fix = "Ask for fewer, remove Services, or change node_ports.range."
-    problem = Problem(code="node-ports-exhausted", path=(), what=what, fix=fix)
-    return Refused(holder=holder, problem=problem, longest=longest)
+    return _problem("node-ports-exhausted", what, fix)
+
+
+def _problem(code: str, what: str, fix: str) -> Problem:
+    """Why somebody does not get what it asked for; only the asker knows the path to add."""
+    return Problem(code=code, path=(), what=what, fix=fix)
 
 
 def _gaps(known: Allocations, avoid: Iterable[PortRange] = ()) -> list[Gap]:

@@ -240,11 +240,6 @@ def _packets(rule: Rule) -> tuple[object, ...]:
     return rule.chain, rule.family, rule.source, end
 
 
-def order(rule: Rule) -> tuple[object, ...]:
-    """Where a rule stands in output."""
-    return rule.key
-
-
 def _table(needed: bool, observed: Observed) -> Table:
     if not observed.table:
         return Table.CREATE if needed else Table.KEEP
@@ -258,7 +253,7 @@ def _pair(
 ) -> tuple[tuple[Rule, ...], tuple[tuple[Live, Rule], ...], tuple[Live, ...]]:
     """Adds, changes and removes: a change is a rule that goes on serving some of its ports."""
     if not surplus:
-        return tuple(sorted(missing, key=order)), (), ()
+        return tuple(sorted(missing, key=lambda rule: rule.key)), (), ()
     new: dict[tuple[object, ...], deque[Rule]] = {}
     for rule in sorted(missing, key=_by_port):
         new.setdefault(_place(rule), deque()).append(rule)
@@ -276,9 +271,9 @@ def _pair(
             remove.append(live)
     add.extend(rule for rules in new.values() for rule in rules)
     return (
-        tuple(sorted(add, key=order)),
-        tuple(sorted(change, key=lambda pair: order(pair[1]))),
-        tuple(sorted(remove, key=lambda live: order(live.rule))),
+        tuple(sorted(add, key=lambda rule: rule.key)),
+        tuple(sorted(change, key=lambda pair: pair[1].key)),
+        tuple(sorted(remove, key=lambda live: live.rule.key)),
     )
 
 

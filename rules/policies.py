@@ -1,19 +1,15 @@
 """What NetworkPolicies say, as values: whom they select, and what they allow those to hear and to
-say. And what is left of them for one machine: which addresses, at which ports."""
+say; and everybody whom they may speak of, by labels and addresses."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, summarize_address_range
 from operator import attrgetter
 
-from rules.model import Address, Family, Machine, Protocol, Word
+from rules.model import Address, Machine, Protocol, Word
 from rules.ports import PortRange
 from rules.services import Pod
 from rules.values import Value, replace
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 Network = IPv4Network | IPv6Network
 Labels = tuple[tuple[str, str], ...]
@@ -227,67 +223,7 @@ def number_of(
     return next((port for one, of, port in names if one == name and of is protocol), None)
 
 
-class Allowance(Value, kw_only=True):
-    """What may pass, in one direction: between the machine and these peers, to these ports of
-    whoever is spoken to."""
-
-    family: Family
-    peers: tuple[Network, ...] | None  # the fewest that hold them, in order; None: everybody
-    protocol: Protocol | None  # None: any, also those without ports
-    ports: PortRange | None  # None: any
-    policies: tuple[str, ...]  # that allow some of it, sorted
-
-    def __post_init__(self) -> None:
-        if self.peers == () or (self.ports and not self.protocol):
-            raise ValueError("to nobody, or to ports of no protocol")
-
-    @property
-    def key(self) -> "tuple[Any, ...]":
-        """All that it is, and where it stands in output."""
-        return (
-            self.family.value,
-            self.protocol.value if self.protocol else "",
-            (self.ports.first, self.ports.last) if self.ports else (0, 0),
-            self.peers is not None,
-            self.peers or (),
-            self.policies,
-        )
-
-    def admits(
-        self, family: Family, peer: Address | None, protocol: Protocol | None, port: int | None
-    ) -> bool:
-        """Whether a packet passes by it. None for the peer is one of whom nothing is known, and for
-        the protocol one that has no ports."""
-        return (
-            family is self.family
-            and self.protocol in (None, protocol)
-            and (self.ports is None or (port is not None and port in self.ports))
-            and (self.peers is None or (peer is not None and holder(self.peers, peer) is not None))
-        )
-
-
 def holder(networks: Sequence[Network], address: Address) -> Network | None:
     """Which of the networks, that are of one family, in order and apart, has the address."""
     after = bisect_right(networks, address, key=_START)
     return networks[after - 1] if after and address in networks[after - 1] else None
-
-
-class Isolation(Value, kw_only=True):
-    """That a machine is cut off in one direction, and what is allowed all the same."""
-
-    policies: tuple[str, ...]  # that select it, sorted
-    broken: tuple[str, ...] = ()  # those of them that could not be understood
-    allowances: tuple[Allowance, ...] = ()  # as few as say it all, in order
-    granted: tuple[Allowance, ...] = ()  # the same, each by one policy, also where another does
-
-
-def allows(
-    isolation: Isolation,
-    family: Family,
-    peer: Address | None,
-    protocol: Protocol | None,
-    port: int | None,
-) -> tuple[str, ...]:
-    """The policies that let a packet pass; none: it is refused."""
-    passed = [one for one in isolation.granted if one.admits(family, peer, protocol, port)]
-    return tuple(sorted({name for one in passed for name in one.policies}))

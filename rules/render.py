@@ -15,7 +15,7 @@ from rules.model import (
     Peers,
     Rule,
 )
-from rules.plan import Plan, Table, order
+from rules.plan import Plan, Table
 from rules.problems import ABSENT, Problem, shown
 from rules.shapes import count
 from rules.words import (
@@ -127,7 +127,7 @@ def _entry_order(entry: tuple[Old, Rule | None]) -> tuple[object, ...]:
     old, rule = entry
     if isinstance(old, Foreign):
         return ("~", old.chain, old.handle, old.text)  # after every family
-    return order(rule or old.rule)  # type: ignore[union-attr]  # one of the two is there
+    return (rule or old.rule).key  # type: ignore[union-attr]  # one of the two is there
 
 
 def _action(old: Old, rule: Rule | None) -> str:

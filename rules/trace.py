@@ -35,14 +35,9 @@ def matches(rule: Rule, packet: Packet) -> bool:
     )
 
 
-def trace(rules: Iterable[Rule], chain: Chain, packet: Packet) -> Rule | None:
-    """The rule of that chain that takes the packet; of a desired set there is never a second, but
-    for the guard behind all others."""
-    return next(iter(traced(rules, chain, packet)), None)
-
-
 def traced(rules: Iterable[Rule], chain: Chain, packet: Packet) -> list[Rule]:
-    """The rule that takes the packet or, where several share the flows, those that may."""
+    """The rule of that chain that takes the packet or, where several share the flows, those that
+    may. Of a desired set there is never a second, but for the guard behind all others."""
     found = [rule for rule in rules if rule.chain is chain and matches(rule, packet)]
     sharing = [rule for rule in found if rule.share is not None]
     return sharing or sorted(found, key=lambda rule: rule.guards)[:1]

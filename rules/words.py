@@ -10,7 +10,6 @@ from rules.model import (
     Rule,
     Share,
 )
-from rules.plan import order
 
 Json = dict[str, object]
 MOST_SAID = 10  # of one kind, where people read it
@@ -54,7 +53,7 @@ def live_text(live: Sequence[Live]) -> list[str]:
     return aligned(
         [
             [*rule_words(one.rule), f"{one.packets} packets", f"{one.octets} bytes"]
-            for one in sorted(live, key=lambda one: order(one.rule))
+            for one in sorted(live, key=lambda one: one.rule.key)
         ]
     )
 

@@ -10,7 +10,7 @@ from operator import index
 
 from rules.flattened import each
 from rules.model import Chain, Family, Foreign, Live, Observed, Rule
-from rules.plan import Plan, Table, order
+from rules.plan import Plan, Table
 from rules.values import Value, replace
 from rules.xtables_rules import (
     CHAINS,
@@ -252,7 +252,7 @@ def _flat(plan: Plan) -> Plan:
     """One that was made without asking a namespace knows no backend, and may name sets."""
     if not any(rule.peers for rule in plan.add):
         return plan
-    return replace(plan, add=tuple(sorted(each(plan.add, plan.sets), key=order)))
+    return replace(plan, add=tuple(sorted(each(plan.add, plan.sets), key=lambda rule: rule.key)))
 
 
 def _changing(plan: Plan) -> list[tuple[str, list[str]]]:

@@ -13,7 +13,6 @@ from agent.sources.files import Snapshot, load
 from rules.desired import desire
 from rules.fences import fenced
 from rules.model import NODE, Address, Desired, Protocol
-from rules.plan import order
 from rules.ports import HIGHEST, LOWEST
 from rules.trace import explained
 from rules.words import counted
@@ -56,7 +55,7 @@ def explain(  # noqa: PLR0913 - the options of the command
     for name in rules:
         console.say(f"namespace {name}")
         lines = [*_devices(name, kernel)]
-        known = sorted(rules[name].rules, key=order)
+        known = sorted(rules[name].rules, key=lambda rule: rule.key)
         lines += explained(known, protocol, port, sender, rules[name].sets)
         for line in lines:
             console.say(f"  {line}")

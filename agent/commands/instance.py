@@ -16,7 +16,6 @@ from rules.desired import desire
 from rules.manifests import read
 from rules.manifests.metadata import is_ours
 from rules.model import Address, Machine, Protocol
-from rules.plan import order
 from rules.problems import dotted
 from rules.render import plan_json
 from rules.trace import explained
@@ -67,7 +66,7 @@ def explain(
     """What becomes of a new flow to that port."""
     if reported(instance.snapshot, console):
         return BAD_MANIFEST
-    rules = sorted(desire(instance.snapshot.machines, None).rules, key=order)
+    rules = sorted(desire(instance.snapshot.machines, None).rules, key=lambda rule: rule.key)
     console.say(instance.label)
     for line in explained(rules, *what, sender):
         console.say(f"  {line}")

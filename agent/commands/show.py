@@ -9,7 +9,6 @@ from agent.errors import Failure, NoNamespace
 from agent.kernel.kinds import Kernel
 from rules.holdings import holdings
 from rules.model import Live, Observed
-from rules.plan import order
 from rules.port_axis import Style
 from rules.port_map import port_map
 from rules.problems import printable
@@ -28,7 +27,7 @@ class Held(Value):
 
     @property
     def live(self) -> list[Live]:
-        return sorted(self.observed.live, key=lambda one: order(one.rule))
+        return sorted(self.observed.live, key=lambda one: one.rule.key)
 
 
 def show(

@@ -8,7 +8,7 @@ from threading import Lock
 from agent.sources import api
 from agent.sources.api import Listed
 from agent.sources.parties import Choice, Wanted, pod
-from agent.sources.told import mapping
+from agent.sources.told import name_of
 from rules.policies import Labels
 from rules.services import Pod
 
@@ -27,7 +27,7 @@ class Crowd:
     def take(self, listed: Listed) -> None:
         """These are all there are."""
         found = {
-            _name_of(item): one
+            name_of(item): one
             for item in listed.items
             if isinstance(item, dict) and (one := pod(item)) is not None
         }
@@ -40,7 +40,7 @@ class Crowd:
         if event.type == "BOOKMARK":
             return
         now = None if event.type == "DELETED" else pod(event.object)
-        name = _name_of(event.object)
+        name = name_of(event.object)
         with self._turn:
             self._everybody.pop(name, None)
             before = self.chosen.pop(name, None)
@@ -69,8 +69,3 @@ class Crowd:
         chosen = {name: one for name, one in self._everybody.items() if takes(one)}
         self.age += chosen != self.chosen
         self.chosen = chosen
-
-
-def _name_of(thing: Mapping[str, object]) -> str:
-    metadata = mapping(thing, "metadata")
-    return f"{metadata.get('namespace')}/{metadata.get('name')}"

@@ -78,10 +78,6 @@ class Follower:
         return self.listener.listed
 
     @property
-    def lists(self) -> int:
-        return self.listener.lists
-
-    @property
     def trouble(self) -> Trouble | None:
         return self.listener.trouble
 

@@ -74,10 +74,6 @@ class Instances:
         known = self._known.get(label)
         return known.vmi.reference if known is not None else None
 
-    @property
-    def references(self) -> dict[str, Reference]:
-        return {label: known.vmi.reference for label, known in self._known.items()}
-
     def look(
         self, seen: Mapping[str, Vmi], beat: Progress, *, unreadable: str, anew: bool
     ) -> Meaning:

@@ -182,19 +182,17 @@ class Cluster:
 
     def tell(self, machine: str, tiding: Tiding, message: str) -> None:
         """As an event on the instance, the Service or the policy."""
-        reference = self._instances.reference(machine)
-        for others in (self._published, self._lawful):
-            if reference is None and others is not None:
-                reference = others.reference(machine)
+        reference = self.reference(machine)
         if reference is not None:
             kind = NORMAL if tiding in (Tiding.APPLIED, Tiding.REPAIRED) else WARNING
             self._feedback.say(reference, kind, tiding.value, message)
 
-    @property
-    def references(self) -> dict[str, Reference]:
-        """The instances, by the names of their machines, and the Services by theirs."""
-        services = self._published.references if self._published else {}
-        return services | self._instances.references
+    def reference(self, label: str) -> Reference | None:
+        """The object of that name: an instance by its machine's, a Service or a policy."""
+        for one in (self._instances, self._published, self._lawful):
+            if one is not None and (found := one.reference(label)) is not None:
+                return found
+        return None
 
     def traffic(self) -> dict[str, int]:
         """With the API server."""

@@ -3,7 +3,7 @@ what it hears; when that breaks off it is taken up again where it was."""
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from threading import Event, Lock, Thread
 from typing import Generic, Protocol, TypeVar
 
@@ -13,6 +13,7 @@ from agent.log import timestamp
 from agent.sources import api
 from agent.sources.answers import Away, Denied, Gone, Missing, Object
 from agent.sources.api import Api, Listed, Query, Trim
+from agent.sources.told import name_of
 from rules.values import Value
 
 RETRIES = Backoff(first=0.2, longest=30.0)
@@ -235,7 +236,7 @@ class Shelf(Generic[Thing]):
     def take(self, listed: Listed) -> None:
         """These are all there are."""
         found = {
-            _name_of(item): thing
+            name_of(item): thing
             for item in listed.items
             if isinstance(item, dict) and (thing := self._read(item)) is not None
         }
@@ -248,7 +249,7 @@ class Shelf(Generic[Thing]):
         if event.type == "BOOKMARK":
             return
         thing = None if event.type == "DELETED" else self._read(event.object)
-        name = _name_of(event.object)
+        name = name_of(event.object)
         with self._turn:
             before = self.things.pop(name, None)
             if thing is not None:
@@ -270,9 +271,3 @@ def troubles(*listeners: Listener) -> str:
         if trouble is not None:
             since[trouble.why] = min(trouble.since, since.get(trouble.why, trouble.since))
     return "; ".join(str(Trouble(began, why)) for why, began in sorted(since.items()))
-
-
-def _name_of(thing: Mapping[str, object]) -> str:
-    metadata = thing.get("metadata")
-    names = metadata if isinstance(metadata, dict) else {}
-    return f"{names.get('namespace')}/{names.get('name')}"

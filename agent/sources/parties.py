@@ -6,14 +6,13 @@ decoded, and only those that some policy of a machine here may mean are handed o
 """
 
 from collections.abc import Hashable, Iterable, Mapping
-from ipaddress import ip_address
 from typing import TypeVar
 
 from agent.sources.answers import Object
 from agent.sources.told import mapping, mappings, some
 from agent.sources.vmis import FINAL
-from rules.manifests.metadata import is_elsewhere
-from rules.model import Address, Machine, Protocol
+from rules.manifests.pod import given_addresses
+from rules.model import Machine, Protocol
 from rules.policies import (
     METADATA_NAME,
     Direction,
@@ -97,7 +96,7 @@ def _pod(metadata: Mapping[str, object], thing: Object, alike: Alike) -> Pod | N
     spec, status = mapping(thing, "spec"), mapping(thing, "status")
     if spec.get("hostNetwork") or status.get("phase") in FINAL:
         return None
-    addresses = tuple(_addresses(status))
+    addresses = given_addresses(status)
     namespace, name = metadata.get("namespace"), metadata.get("name")
     if not addresses or not isinstance(namespace, str) or not isinstance(name, str):
         return None
@@ -108,17 +107,6 @@ def _pod(metadata: Mapping[str, object], thing: Object, alike: Alike) -> Pod | N
         labels=alike.one(_labels(metadata)),
         addresses=addresses,
     )
-
-
-def _addresses(status: Mapping[str, object]) -> Iterable[Address]:
-    texts = [*(one.get("ip") for one in mappings(status, "podIPs")), status.get("podIP")]
-    for text in dict.fromkeys(text for text in texts if isinstance(text, str)):
-        try:
-            address = ip_address(text)
-        except ValueError:
-            continue
-        if not is_elsewhere(address):
-            yield address
 
 
 def _ports(spec: Mapping[str, object]) -> Iterable[PodPort]:

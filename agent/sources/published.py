@@ -162,11 +162,6 @@ class Published:
             thing = self._shelf.things.get(name) if kind == services.KIND else None
         return thing.reference if thing else None
 
-    @property
-    def references(self) -> dict[str, Reference]:
-        with self._turn:
-            return {one.label: one.reference for one in self._shelf.things.values()}
-
     def look(self, beat: Progress, *, anew: bool = False) -> View:
         """What is known now; only Services of which something changed are read again."""
         if not self._listener.listed:

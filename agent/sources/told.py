@@ -100,6 +100,12 @@ def _opening(what: str) -> str:
     return f'{{"{what}":'
 
 
+def name_of(thing: Mapping[str, object]) -> str:
+    """Namespace and name of an object, as far as it has them."""
+    metadata = mapping(thing, "metadata")
+    return f"{metadata.get('namespace')}/{metadata.get('name')}"
+
+
 def mapping(thing: Mapping[str, object], key: str) -> Mapping[str, object]:
     """What is at a key, if it is a mapping."""
     value = thing.get(key)

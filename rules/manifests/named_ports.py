@@ -6,19 +6,20 @@ from collections.abc import Iterable, Sequence
 
 from rules.manifests.fields import Fields, folded
 from rules.manifests.metadata import PORT_END, Annotations
-from rules.manifests.port_annotations import decimal
-from rules.manifests.ports import PORT_FIX, is_service_name, number
+from rules.manifests.port_annotations import (
+    annotated_end,
+    decimal,
+    ends_behind,
+    no_such_port,
+)
+from rules.manifests.ports import NAME_FIX, is_service_name, known_protocol, number
 from rules.model import Protocol
-from rules.ports import HIGHEST, LOWEST, PortRange
+from rules.ports import HIGHEST, PortRange
 from rules.problems import dotted, shown
 
 TRANSPORTS = {transport.name: transport for transport in Protocol}
 LONGEST_KEY = 63  # of an annotation, behind its slash
 LONGEST_NAME = LONGEST_KEY - len(PORT_END.partition("/")[2])
-NAME_FIX = (
-    "Use at most 15 lower-case letters, digits and single dashes, at least one letter, "
-    "no dash at either end."
-)
 _ENDS = ("end", "endport", "portend", "last", "lastport")
 
 
@@ -88,16 +89,8 @@ def _only(fields: Fields, known: tuple[str, ...], name: str) -> None:
 
 
 def transport(fields: Fields) -> Protocol | None:
-    """The protocol of a port; TCP where none is given."""
-    text = fields.values.get("protocol") or "TCP"
-    found = TRANSPORTS.get(text) if isinstance(text, str) else None
-    if found is None:
-        meant = text.strip().upper() if isinstance(text, str) else ""
-        fix = f"Write {meant}." if meant in TRANSPORTS else "Write TCP, UDP or SCTP."
-        fields.problem(
-            "bad-protocol", "must be exactly TCP, UDP or SCTP", fix, at=("protocol",), value=text
-        )
-    return found
+    """The protocol of a port; TCP where none is given, or an empty text."""
+    return known_protocol(fields, fields.values.get("protocol") or "TCP", TRANSPORTS)
 
 
 def following(fields: Fields, key: str) -> int | str | None:
@@ -106,7 +99,13 @@ def following(fields: Fields, key: str) -> int | str | None:
     value = fields.values.get(key)
     if not value and not isinstance(value, bool | list | dict):
         return None
-    if key != "targetPort" or type(value) is not str:
+    return number_or_name(fields, key) if key == "targetPort" else number(fields, key)
+
+
+def number_or_name(fields: Fields, key: str) -> int | str | None:
+    """The number of a port, or the name that it has elsewhere."""
+    value = fields.values[key]
+    if type(value) is not str:
         return number(fields, key)
     if is_service_name(value):
         return value
@@ -148,7 +147,7 @@ def lengthen(annotations: Annotations, ports: Iterable[Port]) -> None:
         named.setdefault(port.name, []).append(port)
     for key in keys:
         name = key[len(PORT_END) :]
-        last = _end(annotations, key)
+        last = annotated_end(annotations, key)
         meant = named.get(name, [])
         if len(meant) == 1:
             _lengthen(annotations, key, meant[0], last)
@@ -161,23 +160,7 @@ def lengthen(annotations: Annotations, ports: Iterable[Port]) -> None:
                 "Give each port a name of its own.",
             )
         else:
-            annotations.problem(
-                key,
-                "no-such-port",
-                f"is for a port named {shown(name)}, and there is none",
-                "Give the port that name, or remove the annotation.",
-            )
-
-
-def _end(annotations: Annotations, key: str) -> int | None:
-    last = decimal(annotations.text(key) or "")
-    if last is None:
-        annotations.problem(key, "not-an-integer", "must be a whole number", PORT_FIX)
-    elif not LOWEST <= last <= HIGHEST:
-        annotations.problem(key, "port-out-of-range", "is not a port number", PORT_FIX)
-    else:
-        return last
-    return None
+            no_such_port(annotations, key, name)
 
 
 def _lengthen(annotations: Annotations, key: str, port: Port, last: int | None) -> None:
@@ -188,15 +171,7 @@ def _lengthen(annotations: Annotations, key: str, port: Port, last: int | None) 
             f"has a key of more than {LONGEST_KEY} characters behind the slash",
             f"Give the port a name of at most {LONGEST_NAME} characters.",
         )
-    if last is None or port.first is None:
-        return
-    if last < port.first:
-        annotations.problem(
-            key,
-            "end-before-start",
-            f"is below the port it starts at, which is {port.first}",
-            f"Write a number from {port.first} to {HIGHEST}.",
-        )
+    if last is None or port.first is None or not ends_behind(annotations, key, last, port.first):
         return
     port.last, port.ranged = last, True
     for other, value in port.followers.items():

@@ -2,11 +2,10 @@
 understood it still selects, and allows nothing: it was written to close, and a mistake in it must
 not open what it was to close."""
 
-from ipaddress import ip_network
-
 from rules.manifests import metadata
 from rules.manifests.fields import Fields
-from rules.manifests.named_ports import NAME_FIX, TRANSPORTS
+from rules.manifests.named_ports import TRANSPORTS, number_or_name
+from rules.manifests.networks import cidr
 from rules.manifests.policy_size import (
     BLOCK,
     NAMESPACES,
@@ -16,8 +15,7 @@ from rules.manifests.policy_size import (
     says_more_than,
     selects_by_more_than,
 )
-from rules.manifests.port_annotations import decimal
-from rules.manifests.ports import is_service_name, number
+from rules.manifests.ports import known_protocol, number
 from rules.manifests.selectors import read_selector
 from rules.model import Protocol
 from rules.policies import (
@@ -220,7 +218,7 @@ def _block(fields: Fields) -> IpBlock | None:
 
 def _network(fields: Fields, at: tuple[str | int, ...], value: object) -> Network | None:
     """A network; bits behind its prefix count for nothing, as in Kubernetes."""
-    network = _cidr(value) if isinstance(value, str) else None
+    network = cidr(value) if isinstance(value, str) else None
     if network is None:
         what = "is not a network address with its prefix length"
     elif network.version == 6 and network.network_address.ipv4_mapped:
@@ -229,16 +227,6 @@ def _network(fields: Fields, at: tuple[str | int, ...], value: object) -> Networ
         return network
     fields.problem("bad-cidr", what, _CIDR_FIX, at=at, value=value)
     return None
-
-
-def _cidr(text: str) -> Network | None:
-    address, _, length = text.partition("/")
-    if "%" in address or not (length.isascii() and length.isdigit()):
-        return None
-    try:
-        return ip_network(text, strict=False)
-    except ValueError:
-        return None
 
 
 # ----------------------------------------------------------------------------------------- ports
@@ -252,7 +240,7 @@ def _ports(fields: Fields) -> tuple[PolicyPort, ...]:
 def _port(fields: Fields) -> PolicyPort | None:
     fields.only(PORT_KEYS)
     protocol = _protocol(fields)
-    first = _first(fields) if fields.given("port") else None
+    first = number_or_name(fields, "port") if fields.given("port") else None
     last = number(fields, "endPort") if fields.given("endPort") else None
     if fields.given("endPort"):
         _check_end(fields, first, last)
@@ -268,32 +256,7 @@ def _port(fields: Fields) -> PolicyPort | None:
 def _protocol(fields: Fields) -> Protocol | None:
     """The protocol; TCP where none is given. An empty text is none of them, here."""
     text = fields.values.get("protocol")
-    if text is None:
-        return Protocol.TCP
-    found = TRANSPORTS.get(text) if isinstance(text, str) else None
-    if found is None:
-        meant = text.strip().upper() if isinstance(text, str) else ""
-        fix = f"Write {meant}." if meant in TRANSPORTS else "Write TCP, UDP or SCTP."
-        fields.problem(
-            "bad-protocol", "must be exactly TCP, UDP or SCTP", fix, at=("protocol",), value=text
-        )
-    return found
-
-
-def _first(fields: Fields) -> int | str | None:
-    value = fields.values["port"]
-    if type(value) is not str:
-        return number(fields, "port")
-    if is_service_name(value):
-        return value
-    fields.problem(
-        "bad-port-name",
-        "is neither a port number nor the name of a port",
-        "Write the number without quotes." if decimal(value) else NAME_FIX,
-        at=("port",),
-        value=value,
-    )
-    return None
+    return Protocol.TCP if text is None else known_protocol(fields, text, TRANSPORTS)
 
 
 def _check_end(fields: Fields, first: int | str | None, last: int | None) -> None:

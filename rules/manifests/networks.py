@@ -268,7 +268,7 @@ def _vm_networks(pod: Fields) -> list[Network]:
     for key in pod.values:
         if isinstance(key, str) and key not in POD_KEYS and nearest(key, POD_KEYS, 0.75):
             pod.unknown(key, POD_KEYS)
-    read = [_vm_network(pod, *cidr) for cidr in CIDRS]
+    read = [_vm_network(pod, *one) for one in CIDRS]
     return [one for one in read if one]
 
 
@@ -287,7 +287,7 @@ def _vm_network(pod: Fields, key: str, version: int, default: str) -> Network | 
 @lru_cache(_FEW)
 def _network(text: str, version: int) -> Network | str:
     """The network, or what is wrong with it."""
-    network = _cidr(text)
+    network = cidr(text)
     if network is None:
         return "is not a network address with its prefix length"
     if network.version != version:
@@ -299,9 +299,10 @@ def _network(text: str, version: int) -> Network | str:
     return network
 
 
-def _cidr(text: str) -> Network | None:
-    _, slash, length = text.partition("/")
-    if not (slash and length.isascii() and length.isdigit()):
+def cidr(text: str) -> Network | None:
+    """The network that a text is, with the length of its prefix; of no single link."""
+    address, _, length = text.partition("/")
+    if "%" in address or not (length.isascii() and length.isdigit()):
         return None
     try:
         return ip_network(text, strict=False)

@@ -2,13 +2,13 @@
 them; they say what is there, and a Service finds named ones. And it becomes its labels and its
 addresses, by which policies find it."""
 
+from collections.abc import Mapping
 from ipaddress import ip_address
 
 from rules.manifests import metadata
 from rules.manifests.fields import Fields
 from rules.manifests.metadata import Annotations
 from rules.manifests.named_ports import (
-    NAME_FIX,
     Port,
     check_names,
     check_overlaps,
@@ -16,7 +16,7 @@ from rules.manifests.named_ports import (
     name_of,
     read_port,
 )
-from rules.manifests.ports import is_service_name, too_many
+from rules.manifests.ports import NAME_FIX, is_service_name, too_many
 from rules.model import Address, Protocol
 from rules.services import Pod, PodPort
 
@@ -58,24 +58,26 @@ def read_pod(document: Fields, *, limit: int) -> Pod | None:
 
 
 def _addresses(document: Fields) -> tuple[Address, ...]:
-    """What the Pod was given; nobody writes the status, so what is odd there is passed over. Those
-    of the host are everybody's there, and those of a Pod that has ended are soon another's."""
+    """Those of the host are everybody's there, and those of a Pod that has ended are soon
+    another's."""
     status = document.values.get("status")
     if not isinstance(status, dict) or status.get("phase") in ENDED:
         return ()
+    return given_addresses(status)
+
+
+def given_addresses(status: Mapping[str, object]) -> tuple[Address, ...]:
+    """What a Pod was given; nobody writes the status, so what is odd there is passed over."""
     several = status.get("podIPs")
-    texts = (
-        [one.get("ip") for one in several if isinstance(one, dict)]
-        if isinstance(several, list)
-        else []
-    )
+    listed = several if isinstance(several, list) else []
+    texts = [*(one.get("ip") for one in listed if isinstance(one, dict)), status.get("podIP")]
     found: list[Address] = []
-    for text in (*texts, status.get("podIP")):
+    for text in dict.fromkeys(text for text in texts if isinstance(text, str)):
         try:
-            address = ip_address(text) if isinstance(text, str) else None
+            address = ip_address(text)
         except ValueError:
             continue
-        if address and address not in found and not metadata.is_elsewhere(address):
+        if address not in found and not metadata.is_elsewhere(address):
             found.append(address)
     return tuple(found)
 

@@ -20,15 +20,10 @@ def lengthen(annotations: Annotations, entries: Iterable[Entry]) -> None:
     by_name = {entry.name: entry for entry in entries}
     for key in keys:
         name = key[len(PORT_END) :]
-        last = _annotated_end(annotations, key)
+        last = annotated_end(annotations, key)
         entry = by_name.get(name)
         if entry is None:
-            annotations.problem(
-                key,
-                "no-such-port",
-                f"is for a port named {shown(name)}, and there is none",
-                "Give the port that name, or remove the annotation.",
-            )
+            no_such_port(annotations, key, name)
         elif entry.ended:
             annotations.problem(
                 key,
@@ -36,20 +31,13 @@ def lengthen(annotations: Annotations, entries: Iterable[Entry]) -> None:
                 f"is also said by end in {dotted(entry.path)}",
                 "Keep one of the two.",
             )
-        elif last is not None and last < entry.first:
-            annotations.problem(
-                key,
-                "end-before-start",
-                f"is below the port it starts at, which is {entry.first}",
-                f"Write a number from {entry.first} to {HIGHEST}.",
-            )
-        elif last is not None:
+        elif last is not None and ends_behind(annotations, key, last, entry.first):
             entry.last, entry.range, entry.ended = last, last != entry.first, True
 
 
-def _annotated_end(annotations: Annotations, key: str) -> int | None:
-    text = annotations.text(key) or ""
-    number = decimal(text)
+def annotated_end(annotations: Annotations, key: str) -> int | None:
+    """The port that a port-end annotation names, if it is one."""
+    number = decimal(annotations.text(key) or "")
     if number is None:
         annotations.problem(key, "not-an-integer", "must be a whole number", PORT_FIX)
     elif not LOWEST <= number <= HIGHEST:
@@ -57,6 +45,27 @@ def _annotated_end(annotations: Annotations, key: str) -> int | None:
     else:
         return number
     return None
+
+
+def ends_behind(annotations: Annotations, key: str, last: int, first: int) -> bool:
+    """Whether a range that begins there may end so."""
+    if last < first:
+        annotations.problem(
+            key,
+            "end-before-start",
+            f"is below the port it starts at, which is {first}",
+            f"Write a number from {first} to {HIGHEST}.",
+        )
+    return last >= first
+
+
+def no_such_port(annotations: Annotations, key: str, name: str) -> None:
+    annotations.problem(
+        key,
+        "no-such-port",
+        f"is for a port named {shown(name)}, and there is none",
+        "Give the port that name, or remove the annotation.",
+    )
 
 
 def decimal(text: str) -> int | None:

@@ -1,7 +1,7 @@
 """The ports an interface declares in its own fields, `ports` with or without `end` and
 `portRanges`, and what holds for declared ports in every spelling."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rules.manifests.fields import Fields, folded, nearest
 from rules.model import Claim, Protocol
@@ -14,6 +14,10 @@ PROTOCOLS = {"TCP": Protocol.TCP, "UDP": Protocol.UDP}
 _NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 _LONGEST_NAME = 15
 PORT_FIX = f"Write a number from {LOWEST} to {HIGHEST}."
+NAME_FIX = (
+    "Use at most 15 lower-case letters, digits and single dashes, at least one letter, "
+    "no dash at either end."
+)
 _INTERFACE_KEYS = frozenset(
     (
         *("name", "model", "macAddress", "ports", "portRanges", "acpiIndex", "bootOrder"),
@@ -159,13 +163,19 @@ def number(fields: Fields, key: str) -> int | None:
 
 
 def _protocol(fields: Fields) -> Protocol | None:
-    text = fields.values.get("protocol", "TCP")
-    protocol = PROTOCOLS.get(text) if isinstance(text, str) else None
+    return known_protocol(fields, fields.values.get("protocol", "TCP"), PROTOCOLS)
+
+
+def known_protocol(fields: Fields, text: object, known: Mapping[str, Protocol]) -> Protocol | None:
+    """The one of that name, among those that may be said here."""
+    protocol = known.get(text) if isinstance(text, str) else None
     if protocol is None:
+        *others, last = known
+        names = f"{', '.join(others)} or {last}"
         meant = text.strip().upper() if isinstance(text, str) else ""
-        fix = f"Write {meant}." if meant in PROTOCOLS else "Write TCP or UDP."
+        fix = f"Write {meant if meant in known else names}."
         fields.problem(
-            "bad-protocol", "must be exactly TCP or UDP", fix, at=("protocol",), value=text
+            "bad-protocol", f"must be exactly {names}", fix, at=("protocol",), value=text
         )
     return protocol
 
@@ -176,8 +186,7 @@ def _port_name(port: Fields) -> str:
         port.problem(
             "bad-port-name",
             "is not a valid service name",
-            "Use at most 15 lower-case letters, digits and single dashes, at least one letter, "
-            "no dash at either end.",
+            NAME_FIX,
             at=("name",),
             value=name,
         )

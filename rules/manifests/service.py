@@ -7,7 +7,6 @@ from rules.manifests import metadata
 from rules.manifests.fields import Fields, nearest
 from rules.manifests.metadata import OURS, PORT_END, Annotations, is_label, is_subdomain
 from rules.manifests.named_ports import (
-    NAME_FIX,
     Port,
     check_names,
     check_overlaps,
@@ -15,7 +14,7 @@ from rules.manifests.named_ports import (
     name_of,
     read_port,
 )
-from rules.manifests.ports import too_many
+from rules.manifests.ports import NAME_FIX, too_many
 from rules.model import Address, Family, Protocol
 from rules.services import Service, ServicePort, ServiceType
 

@@ -113,14 +113,14 @@ def _stored(folder: Path, data: bytes) -> None:
     assert all(isinstance(text, str) for pair in texts.items() for text in pair), texts
     assert all(isinstance(one, str) for one in again.leaving), again.leaving
     held = again.node_ports()
-    allocations, _ = rebuild(BANDS, held)
+    allocations = rebuild(BANDS, held)
     taken: set[tuple[str, int]] = set()
     for holder, ports in allocations.pairs:
         numbers = {(holder.protocol.value, number) for number in range(ports.first, ports.last + 1)}
         assert not numbers & taken, allocations
         taken |= numbers
     again.keep_node_ports(allocations.pairs)
-    assert rebuild(BANDS, again.node_ports())[0] == allocations
+    assert rebuild(BANDS, again.node_ports()) == allocations
     assert all(warning.isprintable() for warning in warnings), warnings
 
 

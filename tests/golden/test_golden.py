@@ -18,13 +18,12 @@ from agent.sources.files import load
 from rules.conflicts import conflicts
 from rules.desired import desire
 from rules.model import Desired, Observed, Surroundings
-from rules.nft import encode
 from rules.nft_listing import decode
 from rules.plan import Plan, diff
 from rules.render import plan_json, plan_text, summary
 from rules.values import replace
 from tests.property.strategies import ListedTable
-from tests.unit.samples import link, space
+from tests.unit.samples import encode, link, space
 
 HERE = Path(__file__).parent
 CASES = sorted(path.parent.name for path in HERE.glob("*/manifest.yaml"))

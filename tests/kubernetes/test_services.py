@@ -158,7 +158,8 @@ def test_a_service_comes_changes_and_goes(services: Services, asked: Asked) -> N
     assert port.node_ports == PortRange(first, first + 4)
     assert (found.local, found.affinity, found.headless) == (True, 10800, False)
     assert str(found) == services.label("sip")
-    reference = asked.source.references[str(found)]
+    reference = asked.source.reference(str(found))
+    assert reference is not None
     assert (reference.kind, reference.uid) == ("Service", made["metadata"]["uid"])
     services.annotate("sip", "10009")
     asked.until(lambda it: services.known(it)["sip"].ports[0].target == PortRange(20000, 20009))
@@ -242,7 +243,8 @@ def test_what_concerns_nobody_wakes_nobody(services: Services, asked: Asked) -> 
     services.make("inside", None, type="ClusterIP")
     services.put("another", services.back(ready=True))
     assert not asked.turn(0.5)
-    reference = asked.source.references[services.label("sip")]
+    reference = asked.source.reference(services.label("sip"))
+    assert reference is not None
     assert reference.resource_version == told["metadata"]["resourceVersion"]
 
 

@@ -76,13 +76,14 @@ def test_instances_come_change_and_go(vmis: Machines, node: str, asked: Asked) -
     assert str(machine) == f"VirtualMachineInstance/{vmis.namespace}/web"
     assert machine.masquerade
     assert machine.masquerade.entry == "eth0"
-    reference = asked.source.references[str(machine)]
+    reference = asked.source.reference(str(machine))
+    assert reference is not None
     assert (reference.uid, reference.name) == (made["metadata"]["uid"], "web")
     vmis.annotate("web", port_ranges="23")
     asked.until(lambda it: claims(it) == {"web": "23/tcp"})
     vmis.remove("web")
     assert asked.has().count == 0
-    assert asked.source.references == {}
+    assert asked.source.reference(str(machine)) is None
 
 
 def test_what_is_there_at_the_start_is_known_at_the_first_look(
@@ -125,7 +126,8 @@ def test_what_does_not_concern_us_wakes_nobody(vmis: Machines, node: str, asked:
     assert not asked.turn(0.5)
     assert asked.looks == looks
     asked.look()
-    [reference] = asked.source.references.values()
+    reference = asked.source.reference(f"VirtualMachineInstance/{vmis.namespace}/web")
+    assert reference is not None
     assert reference.resource_version == told["metadata"]["resourceVersion"]
 
 
@@ -305,7 +307,7 @@ def test_an_api_server_that_goes_away_and_comes_back_changes_nothing(
         assert asked.has("web").machines == before.machines
         vmis.annotate("web", port_ranges="23")
         asked.until(lambda it: claims(it) == {"web": "23/tcp"})
-        assert followers(asked)[0].lists == 1
+        assert followers(asked)[0].listener.lists == 1
 
 
 def test_what_happened_while_we_were_cut_off_is_made_up_for(
@@ -329,9 +331,9 @@ def test_what_happened_while_we_were_cut_off_is_made_up_for(
             after = asked.has(*names)
             assert claims(after)["edited"] == ("24/tcp" if forgotten else "23/tcp")
             if forgotten:
-                assert any(one.lists > 1 for one in followers(asked))
+                assert any(one.listener.lists > 1 for one in followers(asked))
             else:  # the watches went on where they were; the server may have forgotten for one
-                assert any(one.lists == 1 for one in followers(asked))
+                assert any(one.listener.lists == 1 for one in followers(asked))
             if not forgotten:
                 vmis.make(instance("deleted", node))
                 before = asked.has(*names, "deleted")

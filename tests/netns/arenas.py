@@ -23,7 +23,7 @@ from rules.model import Protocol as Transport
 from rules.nft_script import statement
 from rules.shapes import lookup_of
 from rules.shapes import name as map_name
-from rules.trace import Packet, trace
+from rules.trace import Packet
 from rules.values import replace
 from rules.xtables import FILTER, table
 from rules.xtables import name as legacy_chain
@@ -40,6 +40,7 @@ from tests.spaces import (
     pod,
     within,
 )
+from tests.unit.samples import trace
 
 
 class Arena(Protocol):

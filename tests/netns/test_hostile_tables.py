@@ -13,7 +13,8 @@ from agent.kernel.netlink import transact
 from agent.kernel.netns import inside, opened
 from agent.kernel.nftables import netlink
 from rules import nft_batch as raw
-from rules.nft_batch import NEWCHAIN, NEWSET, NEWSETELEM, OURS, Message, attribute
+from rules.nft_batch import NEWCHAIN, NEWSET, NEWSETELEM, OURS, Message
+from rules.nft_sets import attribute, number
 from tests.spaces import applied, emptied, kernel, observed, pod, portranger, vm, within
 
 MACHINE = vm("desktop", "22,1000-8000/udp")
@@ -26,7 +27,7 @@ KINDS = range(40)  # of expressions, in what a set says of its own type
 def made(name: bytes, key: int, length: int, *more: bytes, flags: int = 0) -> Message:
     """A set or map, as no program of ours would make it."""
     numbers = {3: flags, 4: key, 5: length, 10: 1}
-    content = b"".join(attribute(kind, raw._number(value)) for kind, value in numbers.items())
+    content = b"".join(attribute(kind, number(value)) for kind, value in numbers.items())
     name = attribute(NFTA_SET_TABLE_NAME, name + b"\0")
     return NEWSET, 0x401, OURS + name + content + b"".join(more)
 
@@ -50,7 +51,7 @@ def typed(kind: int) -> Message:
     return made(b"typed%d" % kind, PORT, 2, attribute(13, pair(3, inner)))
 
 
-NOWHERE = (attribute(6, raw._number(UNHEARD_OF)), attribute(7, raw._number(4)))
+NOWHERE = (attribute(6, number(UNHEARD_OF)), attribute(7, number(4)))
 HOSTILE: dict[str, list[Message]] = {
     "a chain whose name is no text": [
         (NEWCHAIN, 0x401, OURS + attribute(NFTA_CHAIN_NAME, b"\xff\xfe\0"))
@@ -62,7 +63,7 @@ HOSTILE: dict[str, list[Message]] = {
             b"m",
             PORT,
             2,
-            *(attribute(n, raw._number(v)) for n, v in ((6, UNHEARD_OF), (7, 4))),
+            *(attribute(n, number(v)) for n, v in ((6, UNHEARD_OF), (7, 4))),
             flags=MAP,
         ),
         element(b"m", b"\0\1", b"\1" * 4),

@@ -31,7 +31,7 @@ from rules.model import (
     Surroundings,
 )
 from rules.model import NUMBERS as NUMBERS_OF
-from rules.nft import element, encode
+from rules.nft import element
 from rules.nft_batch import batch
 from rules.nft_foreseen import are_elements, carried_out, is_for
 from rules.nft_listing import decode
@@ -42,7 +42,7 @@ from rules.plan import Plan, Table, diff
 from rules.ports import ALL_PORTS, HIGHEST, LOWEST, PortRange, coalesce, subtract
 from rules.render import plan_json, plan_text, summary
 from rules.shapes import FEW, MANY, count, lookup_of
-from rules.trace import Packet, matches, trace
+from rules.trace import Packet, matches
 from rules.values import replace
 from tests.property.strategies import (
     ADDRESSES,
@@ -66,7 +66,7 @@ from tests.property.strategies import (
     strangers,
     surroundings,
 )
-from tests.unit.samples import POD
+from tests.unit.samples import POD, encode, trace
 
 # ---------------------------------------------------------------------------------------- ports
 

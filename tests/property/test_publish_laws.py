@@ -29,7 +29,6 @@ from rules.model import (
     Rule,
     Share,
 )
-from rules.nft import encode
 from rules.nft_batch import batch, can_write
 from rules.nft_foreseen import carried_out, has_copies, is_for
 from rules.nft_script import script
@@ -42,10 +41,10 @@ from rules.publish import Face, Node, Publishing, desire_node, faces, refuse
 from rules.render import plan_json, plan_text, summary
 from rules.services import Endpoint, Publication, Service, ServicePort, ServiceType
 from rules.shapes import FEW, MANY, lookup_of, weight
-from rules.trace import Packet, trace, traced
+from rules.trace import Packet, traced
 from rules.values import replace
 from tests.property.strategies import ListedTable
-from tests.unit.samples import LO, POD, link, space
+from tests.unit.samples import LO, POD, encode, link, space, trace
 
 # ------------------------------------------------------------------------------------- strategies
 

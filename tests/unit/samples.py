@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from ipaddress import ip_address, ip_interface
 
 from rules.model import (
@@ -17,8 +18,12 @@ from rules.model import (
     Rule,
     Surroundings,
 )
+from rules.nft import Json, commands
+from rules.nft_steps import steps
+from rules.plan import Plan
 from rules.ports import PortRange
 from rules.problems import Problem
+from rules.trace import Packet, traced
 
 OWNER = "VirtualMachine/default/vm/default"
 DESKTOP = "VirtualMachine/default/desktop/red"
@@ -146,3 +151,13 @@ def answerable(
         to=gateway,
         owner=owner,
     )
+
+
+def trace(rules: Iterable[Rule], chain: Chain, packet: Packet) -> Rule | None:
+    """The rule of that chain that takes the packet."""
+    return next(iter(traced(rules, chain, packet)), None)
+
+
+def encode(plan: Plan) -> list[Json]:
+    """A plan as the commands of one transaction; empty where the rules need nothing done."""
+    return commands(steps(plan))

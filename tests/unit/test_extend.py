@@ -25,10 +25,10 @@ from rules.model import (
 from rules.nft_script import script
 from rules.plan import diff
 from rules.ports import PortRange
-from rules.trace import Packet, explained, trace
+from rules.trace import Packet, explained
 from rules.values import replace
 from rules.words import action, target
-from tests.unit.samples import POD, claim, machine
+from tests.unit.samples import POD, claim, machine, trace
 
 BESIDE = replace(POD, kubevirt=frozenset(Family))
 GUEST = ip_address("10.0.2.2")

@@ -14,10 +14,7 @@ from rules.model import (
     Desired,
     Family,
     Fence,
-    Grant,
     Machine,
-    Members,
-    Peers,
     Protocol,
     Rule,
     Surroundings,
@@ -25,27 +22,13 @@ from rules.model import (
 from rules.nft_sets import named
 from rules.policies import Namespace, NetworkPolicy
 from rules.ports import ALL_PORTS
-from rules.services import Pod, PodPort
+from rules.services import Pod
 from rules.values import replace
 from tests.unit.samples import BRIDGE, GUESTS, LO, POD, link, ports, space
-from tests.unit.test_policies import policy, vm
+from tests.unit.test_policies import pod, policy, told, vm
 
 TCP, UDP, SCTP = Protocol
 V4, V6 = (guest.address for guest in GUESTS)
-
-
-def pod(at: str = "", namespace: str = "shop", *names: tuple[str, int], **labels: str) -> Pod:
-    """A pod at these addresses, with TCP ports of these names."""
-    return Pod(
-        namespace=namespace,
-        name="pod",
-        labels=tuple(sorted(labels.items())),
-        addresses=tuple(map(ip_address, at.split())),
-        ports=tuple(
-            PodPort(container="", name=name, protocol=TCP, ports=ports(str(number)))
-            for name, number in names
-        ),
-    )
 
 
 def laws(*policies: NetworkPolicy, pods: tuple[Pod, ...] = (), **more: Namespace) -> Laws:
@@ -68,22 +51,6 @@ def says(*policies: NetworkPolicy, pods: tuple[Pod, ...] = ()) -> Fence:
     found = one(vm(), laws(*policies, pods=pods)).says
     assert found is not None
     return found
-
-
-def told(fence: Fence, family: Family = Family.IP) -> list[str]:
-    """The grants of one family, as `tcp 80-90 with 10.0.0.0/8 by a,b`."""
-    sets = dict(fence.sets)
-    return sorted(shown(grant, sets) for grant in fence.grants if grant.family is family)
-
-
-def shown(grant: Grant, sets: dict[Peers, Members]) -> str:
-    spoken = grant.protocol.value if grant.protocol else "any"
-    whom = "everybody"
-    if grant.peers is not None:
-        assert grant.peers.family is grant.family
-        whom = " ".join(sorted(map(str, sets[grant.peers]))) or "nobody"
-    names = ",".join(name.rpartition("/")[2] for name in grant.policies.split(","))
-    return f"{spoken} {grant.ports or 'all'} with {whom} by {names}"
 
 
 def keys(fence: Fence) -> set[str]:
@@ -344,11 +311,11 @@ def test_the_number_of_an_own_port_is_not_in_the_name_of_the_set() -> None:
 
 def test_a_named_port_of_others_is_a_set_for_each_number() -> None:
     pods = (
-        pod("10.1.0.1", "shop", ("web", 80), app="web"),
-        pod("10.1.0.2", "shop", ("web", 8080), app="web"),
-        pod("10.1.0.3", "shop", ("web", 8080), app="web"),
+        pod("10.1.0.1", "shop", ("web", TCP, 80), app="web"),
+        pod("10.1.0.2", "shop", ("web", TCP, 8080), app="web"),
+        pod("10.1.0.3", "shop", ("web", TCP, 8080), app="web"),
         pod("10.1.0.4", "shop", app="web"),
-        pod("10.1.0.5", "shop", ("web", 80), app="db"),
+        pod("10.1.0.5", "shop", ("web", TCP, 80), app="db"),
     )
     spec = "egress: [{to: [{podSelector: {matchLabels: {app: web}}}], ports: [{port: web}]}]"
     fence = says(policy(spec), pods=pods)
@@ -363,7 +330,7 @@ def test_a_named_port_of_others_is_a_set_for_each_number() -> None:
 
 
 def test_a_number_and_a_name_for_it_are_both_open() -> None:
-    pods = pod("10.1.0.1", "shop", ("web", 80)), pod("10.1.0.2")
+    pods = pod("10.1.0.1", "shop", ("web", TCP, 80)), pod("10.1.0.2")
     spec = "egress: [{to: [{podSelector: {}}], ports: [{port: web}, {port: 80}, {port: 81}]}]"
     assert told(says(policy(spec), pods=pods)) == [
         "tcp 80 with 10.1.0.1/32 10.1.0.2/32 by p",
@@ -373,14 +340,17 @@ def test_a_number_and_a_name_for_it_are_both_open() -> None:
 
 def test_those_who_have_a_name_for_a_number_do_not_overlap_those_for_whom_it_is_open() -> None:
     """The kernel would refuse the set."""
-    pods = pod("10.1.0.2", "shop", ("web", 80)), pod("10.1.0.3")
+    pods = pod("10.1.0.2", "shop", ("web", TCP, 80)), pod("10.1.0.3")
     spec = "egress: [{to: [{podSelector: {}}], ports: [%s]}]"
     for names in ("{port: web}, {port: 80}", "{port: 80}, {port: web}"):
         assert told(says(policy(spec % names), pods=pods)) == ["tcp 80 with 10.1.0.2/31 by p"]
 
 
 def test_a_named_port_of_anybody_is_one_of_those_who_are_known() -> None:
-    pods = pod("10.1.0.1", "shop", ("web", 80)), pod("10.1.0.2 fd01::2", "bank", ("web", 80))
+    pods = (
+        pod("10.1.0.1", "shop", ("web", TCP, 80)),
+        pod("10.1.0.2 fd01::2", "bank", ("web", TCP, 80)),
+    )
     fence = says(policy("egress: [{ports: [{port: web}]}]"), pods=pods)
     assert told(fence) == ["tcp 80 with 10.1.0.1/32 10.1.0.2/32 by p"]
     assert told(fence, Family.IP6) == ["tcp 80 with fd01::2/128 by p"]

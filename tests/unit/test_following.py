@@ -151,7 +151,7 @@ def test_nothing_is_dropped_because_nobody_answers(script: Script, heard: Heard)
     script.named[NODE] = script.lists[NODE] = [vmi(12)]
     script.refusals.append(refused(500))
     script.tell(TARGET, "DELETED", vmi(12))
-    assert eventually(lambda: heard.coming.lists == 2)
+    assert eventually(lambda: heard.coming.listener.lists == 2)
     assert heard.has(heard.coming, "12")
     assert script.count("refused") == 1
     assert heard.changes > 0

@@ -666,7 +666,9 @@ def test_a_network_without_room_for_a_guest_is_a_problem(cidr: str) -> None:
     assert found(reading) == [("bad-cidr", NETWORK + ".pod.vmNetworkCIDR")]
 
 
-@pytest.mark.parametrize("cidr", ["fd00::/127", "fd00::/128", "10.0.2.0/24", "fe80::/64", "::/0"])
+@pytest.mark.parametrize(
+    "cidr", ["fd00::/127", "fd00::/128", "10.0.2.0/24", "fe80::/64", "::/0", "fd00::%1/64"]
+)
 def test_an_ipv6_network_without_room_for_a_guest_is_a_problem(cidr: str) -> None:
     reading = read(vmi(network=f"pod: {{vmIPv6NetworkCIDR: '{cidr}'}}"))
     assert found(reading) == [("bad-cidr", NETWORK + ".pod.vmIPv6NetworkCIDR")]

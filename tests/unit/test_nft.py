@@ -20,14 +20,14 @@ from rules.model import (
     Protocol,
     Rule,
 )
-from rules.nft import commands, encode
+from rules.nft import commands
 from rules.nft_listing import decode
 from rules.nft_script import script, statement
 from rules.nft_steps import in_turn
 from rules.nft_terms import detour_json
 from rules.plan import Plan, Table, diff
 from rules.values import replace
-from tests.unit.samples import OWNER, answerable, egress, forward, from_inside
+from tests.unit.samples import OWNER, answerable, egress, encode, forward, from_inside
 
 Json = dict[str, Any]
 

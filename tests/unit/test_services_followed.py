@@ -471,7 +471,7 @@ def test_where_they_are_not_wanted_nothing_is_asked(script: Script, tmp_path: Pa
     with following(script, tmp_path, services=False) as followed:
         told = followed.source.meaning
         assert (told.services, told.endpoints, told.services_unknown) == ((), {}, "")
-        assert followed.source.references == {}
+        assert followed.source.reference("Service/ns/web") is None
         assert {path for _, path, _ in script.asked} == {VMIS}
 
 
@@ -496,7 +496,10 @@ def test_what_concerns_nobody_wakes_nobody(script: Script, tmp_path: Path) -> No
         script.tell(SERVICES, "MODIFIED", service(version=11))
         script.tell(SERVICES, "DELETED", db)
         assert eventually(
-            lambda: followed.source.references["Service/ns/web"].resource_version == "11"
+            lambda: (
+                (known := followed.source.reference("Service/ns/web")) is not None
+                and known.resource_version == "11"
+            )
         )
         assert not followed.source.heard()
         script.tell(SERVICES, "MODIFIED", service(version=12, end="10001"))

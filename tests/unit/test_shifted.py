@@ -4,12 +4,13 @@ from ipaddress import ip_address
 
 import pytest
 
-from rules import nft, nft_listing, nft_script, xtables
+from rules import nft_listing, nft_script, xtables
 from rules.model import Chain, Family, Protocol, Rule
 from rules.plan import Plan, Table
 from rules.ports import PortRange
 from rules.trace import explained
 from rules.words import rule_json, target
+from tests.unit.samples import encode
 
 RANGE = Rule(
     chain=Chain.PREROUTING,
@@ -36,7 +37,7 @@ PORT = Rule(
 @pytest.mark.parametrize("rule", [RANGE, PORT], ids=["a range", "a port"])
 def test_nftables_gives_back_what_it_was_given(rule: Rule) -> None:
     plan = Plan(netns="x", table=Table.CREATE, chains=(Chain.PREROUTING,), add=(rule,))
-    commands = nft.encode(plan)
+    commands = encode(plan)
     written = commands[-1]["add"]["rule"]  # type: ignore[index]
     listed = [
         {"counter": {"packets": 1, "bytes": 2}} if "counter" in one else one
@@ -58,7 +59,7 @@ def test_iptables_gives_back_what_it_was_given(rule: Rule) -> None:
 
 
 def test_a_range_that_collapses_is_not_ours() -> None:
-    written = nft.encode(Plan(netns="x", add=(RANGE,)))[-1]["add"]["rule"]  # type: ignore[index]
+    written = encode(Plan(netns="x", add=(RANGE,)))[-1]["add"]["rule"]  # type: ignore[index]
     written["expr"][-2] = {"counter": {"packets": 0, "bytes": 0}}
     written["expr"][-1]["dnat"]["port"]["map"]["data"]["set"][2] = [9002, 7000]
     assert nft_listing.decode([{"rule": {**written, "handle": 4}}]).live == ()

@@ -9,8 +9,7 @@ import pytest
 
 from rules.desired import desire
 from rules.model import Chain, Family, Peers, Protocol, Rule
-from rules.plan import order
-from rules.trace import Packet, admitting, explained, matches, trace
+from rules.trace import Packet, admitting, explained, matches
 from rules.values import replace
 from tests.unit.samples import (
     ETH0,
@@ -25,6 +24,7 @@ from tests.unit.samples import (
     machine,
     ports,
     space,
+    trace,
 )
 
 ENTERING = Packet(family=Family.IP, protocol=Protocol.TCP, port=22, interface="eth0")
@@ -73,7 +73,9 @@ def answer(
 ) -> list[str]:
     protocol, _, port = what.partition("/")
     source = ip_address(sender) if sender else None
-    return list(explained(sorted(rules, key=order), Protocol(protocol), int(port), source))
+    return list(
+        explained(sorted(rules, key=lambda rule: rule.key), Protocol(protocol), int(port), source)
+    )
 
 
 RULES = desire([machine("tcp 22", "tcp 1000-8000")], POD).rules
@@ -264,7 +266,7 @@ def test_where_there_are_no_sets_a_peer_is_in_the_rule() -> None:
 def judged(what: str, sender: str | None = None, rules: list[Rule] | None = None) -> list[str]:
     """What is said of a flow, from where policies come into it."""
     made = desire([machine("tcp 1-100", "udp 1-100")], POD).rules
-    known = sorted([*made, *(INGRESS if rules is None else rules)], key=order)
+    known = sorted([*made, *(INGRESS if rules is None else rules)], key=lambda rule: rule.key)
     protocol, _, port = what.partition("/")
     source = ip_address(sender) if sender else None
     lines = explained(known, Protocol(protocol), int(port), source, SETS)
