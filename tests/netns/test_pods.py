@@ -624,8 +624,11 @@ STATIC = "0123456789abcdef" * 2
         (f"0::/kubepods/besteffort/pod{RED}/abc\n", RED),
         (f"0::/kubepods/besteffort/pod{RED}\n", RED),
         (f"0::/../../pod{RED}/abc\n", RED),
+        (f"0::/../../../burstable/pod{RED}/abc\n", RED),
         (f"0::/../../../kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice\n", RED),
         (f"0::/kubelet.slice/kubelet-kubepods-pod{UNDERSCORED}.slice/x\n", RED),
+        (f"0::/kubelet/kubepods/burstable/pod{RED}/x\n", RED),
+        (f"0::/system.slice/docker-{STATIC}.scope/kubelet/kubepods/pod{RED}/x\n", RED),
         (f"1:name=systemd:/kubepods/pod{RED}/a\n0::/\n", RED),
         (f"2:cpu,cpuacct:/a/kubepods-pod{UNDERSCORED}.slice:cri-containerd:abc\n", RED),
         (f"0::/kubepods/burstable/pod{STATIC}/abc\n", STATIC),
@@ -640,6 +643,31 @@ STATIC = "0123456789abcdef" * 2
 )
 def test_the_pod_of_a_cgroup_is_the_outermost(cgroup: str, uid: str) -> None:
     assert pod_of(cgroup.encode()) == uid
+
+
+USERS = "user.slice/user-1000.slice/user@1000.service/app.slice"  # systemd's, which he may fill
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        f"0::/pod{RED}\n",
+        f"0::/burstable/pod{RED}\n",
+        f"0::/system.slice/x.service/pod{RED}\n",
+        f"0::/../../x/pod{RED}\n",
+        f"0::/{USERS}/pod{RED}\n",
+        f"0::/{USERS}/kubepods/burstable/pod{RED}\n",
+        f"0::/{USERS}/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/x\n",
+        f"0::/../../../../{USERS}/kubepods/pod{RED}\n",
+        f"0::/../user@1000.service/kubepods/pod{RED}\n",
+        f"4:memory:/{USERS}\n1:name=systemd:/{USERS}/kubepods/pod{RED}\n0::/\n",
+        f"4:memory:/user/somebody/0/kubepods/pod{RED}\n",
+    ],
+)
+def test_a_cgroup_with_the_name_of_a_pod_counts_only_where_the_kubelet_makes_them(
+    cgroup: str,
+) -> None:
+    assert pod_of(cgroup.encode()) == ""
 
 
 # ------------------------------------------------------------------------------- real cgroups
@@ -663,6 +691,21 @@ def test_in_real_cgroups_only_the_pod_that_a_process_is_in_counts(
         assert_refused(look(node), why=f"of pod {BLUE}")
         one.socket.unlink()
         assert entered(look(node)) == number(red)
+
+
+def test_a_user_of_the_node_cannot_give_his_processes_to_a_pod(
+    node: Node, red: str, blue: str
+) -> None:
+    """His is the elder, and waits for the pod."""
+    with cgroups() as top, launcher(node, BLUE, blue, does="nothing") as his:
+        really_in(top / USERS / "kubepods.slice" / slice_of(top, RED).name, his)
+        assert_pending(look(node))
+        younger_than(his.pid)
+        with launcher(node, RED, red) as one:
+            really_in(slice_of(top, RED), one)
+            assert entered(look(node)) == number(red)
+            one.socket.unlink()
+            assert entered(look(node)) == number(red)
 
 
 IN_A_POD = """
