@@ -63,14 +63,15 @@ def opened(path: str, flags: int, place: int | None = None) -> Iterator[int]:
 
 
 def read(path: str, place: int | None = None, most: int = MOST_READ) -> bytes:
-    descriptor = os.open(path, READ, dir_fd=place)
-    try:
-        text = b""
-        while len(text) < most and (more := os.read(descriptor, AT_ONCE)):
-            text += more
-        return text
-    finally:
-        os.close(descriptor)
+    with opened(path, READ, place) as descriptor:
+        return drained(descriptor, most)
+
+
+def drained(descriptor: int, most: int) -> bytes:
+    text = b""
+    while len(text) < most and (more := os.read(descriptor, AT_ONCE)):
+        text += more
+    return text
 
 
 def started_at(text: bytes) -> int:

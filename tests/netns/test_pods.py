@@ -8,16 +8,19 @@ import os
 import shutil
 import socket
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from agent.errors import Failure, NoNamespace, NotPermitted
+from agent.kernel import aside
 from agent.kernel import pods as module
+from agent.kernel.aside import Unreadable
 from agent.kernel.pods import Pods, Tampered
 from agent.kernel.processes import instance_of, pod_of
 from tests.launcher import HOME, NEW, Node, cgroup_of, cgroups, launcher, launchers, really_in
@@ -419,6 +422,89 @@ def test_who_is_known_to_serve_is_not_asked_again(node: Node, red: str) -> None:
         (node.place(one.pid) / "cmdline").unlink()
         assert pods.identity(RED) == entered(pods) == number(red)
         assert_pending(look(node, MINE))
+
+
+LONG = 10.0  # seconds that no agent would wait
+
+
+@contextmanager
+def unreadable(node: Node, pid: int, name: str) -> Iterator[None]:
+    """Whoever reads that file of the process waits, as where a page of it is in a file whose server
+    does not answer; but not so long that a test would never end."""
+    path, over = node.place(pid) / name, threading.Event()
+    path.unlink()
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+
+    def hold() -> None:
+        over.wait(LONG)
+        path.unlink()
+        path.symlink_to(f"/proc/{pid}/{name}")
+        os.close(writer)
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    try:
+        yield
+    finally:
+        over.set()
+        holding.join()
+        assert eventually(lambda: not readers())
+
+
+def readers() -> int:
+    return sum(thread.name == "aside" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("does", ["accepts", "nothing"])
+def test_a_process_that_does_not_let_itself_be_asked_holds_up_nobody_and_lets_nobody_in(
+    node: Node, red: str, blue: str, does: str
+) -> None:
+    """Not even where it listens as a launcher does: it may be that of another instance."""
+    clock = Clock()
+    pods = Pods(node.kubelet_root, node.proc, clock=clock)
+    pods.instances = {RED: MINE, BLUE: THEIRS}
+    with (
+        launcher(node, RED, red, does=does, instance=MINE) as one,
+        launcher(node, BLUE, blue, instance=THEIRS),
+    ):
+        with unreadable(node, one.pid, "cmdline"):
+            began = time.monotonic()
+            for _ in range(5):
+                assert pods.identity(RED) is None
+                assert pods.serves(RED) == ""
+                with pytest.raises(Unreadable, match=RED):
+                    entered(pods)
+            assert time.monotonic() - began < LONG
+            assert readers() == 1
+            assert eventually(lambda: pods.identity(BLUE) == number(blue))
+            clock.now += aside.GRUDGE
+            assert pods.identity(RED) is None
+            assert readers() == 1
+        assert pods.identity(RED) == entered(pods) == number(red)
+
+
+def test_who_is_known_is_served_on_although_nobody_can_be_asked(node: Node, red: str) -> None:
+    with launcher(node, RED, red, instance=MINE) as one:
+        pods = look(node, MINE)
+        assert entered(pods) == number(red)
+        with unreadable(node, one.pid, "cmdline"):
+            assert pods.identity(RED) == entered(pods) == number(red)
+
+
+def test_an_environment_that_cannot_be_read_tells_nothing_and_holds_up_nobody(
+    node: Node, red: str
+) -> None:
+    pods = look(node)
+    with (
+        launcher(node, BLUE, red, environment=ENVIRONMENT),
+        launcher(node, RED, red) as one,
+        unreadable(node, one.pid, "environ"),
+    ):
+        began = time.monotonic()
+        assert pods.resources(RED) == {}
+        assert time.monotonic() - began < LONG
+        assert eventually(lambda: pods.resources(BLUE) == BACKING)
 
 
 LAUNCHED = ["/usr/bin/virt-launcher-monitor", "--qemu-timeout", "5m", "--name", "vm", "--uid", MINE]
