@@ -1,5 +1,6 @@
 """What published ranges may cost: an element for each endpoint, or for each port of each where the
-target ports are others. Without a limit, one Service could take all the memory of every agent."""
+target ports are others; and time to give endpoints their shares. Without a limit, one Service could
+take all the memory of every agent, or hold it up."""
 
 from collections.abc import Iterable
 
@@ -9,6 +10,7 @@ from rules.services import Endpoint
 from rules.values import replace
 
 MOST_OF_A_FACE = 1 << 16
+MOST_ENDPOINTS = 1000  # of a face: where clients keep theirs, each draws 256 numbers
 MOST = 1 << 17  # 2 KiB each, while they are written
 WAY_OUT = "a range costs least where its target ports are the node ports"
 
@@ -23,7 +25,7 @@ def affordable(faces: Iterable[Face]) -> tuple[list[Face], list[Pending], list[s
     for face in faces:
         room = min(MOST_OF_A_FACE, MOST - spent)
         given: list[Endpoint] = []
-        for one in face.endpoints:
+        for one in face.endpoints[:MOST_ENDPOINTS]:
             cost = 1 if one.port == face.ports.first else len(face.ports)
             if cost <= room:
                 given.append(one)
@@ -34,7 +36,9 @@ def affordable(faces: Iterable[Face]) -> tuple[list[Face], list[Pending], list[s
         told = f"{len(face.endpoints)} endpoints for each port of {face.ports} are too many"
         if given:
             kept.append(replace(face, endpoints=tuple(given)))
-            words = f"{told}: {len(given)} of {len(face.endpoints)} get flows; {WAY_OUT}"
+            full = len(given) == MOST_ENDPOINTS
+            why = f"no port has more than {MOST_ENDPOINTS}" if full else WAY_OUT
+            words = f"{told}: {len(given)} of {len(face.endpoints)} get flows; {why}"
             notes.append(f"{face.name}: {words}")
         else:
             refused.append(Pending(face.name, f"{face} cannot be published: {told}; {WAY_OUT}"))

@@ -8,7 +8,8 @@ through the same descriptor as its namespace, so that neither a link, nor somebo
 nor a number that is given again can lead us astray. Neither is the node's own namespace a pod's.
 Where a pod is said to be an instance's, the launcher there must have been started for it: whoever
 may write an instance can say that of any pod of the node. Where no process tells, somebody must
-listen as a launcher does, or KubeVirt's bridge be there: so it is in no other pods.
+listen as a launcher does, or KubeVirt's bridge be there: so it is in no other pods. A process that
+does not let itself be asked has not told that it is no launcher: then nobody gets in.
 
 No descriptor outlives a call: none keeps a namespace alive, and a thousand pods cost none.
 """
@@ -23,8 +24,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from agent.errors import Failure, NoNamespace, NotPermitted
+from agent.kernel.aside import Aside
 from agent.kernel.netns import inside
 from agent.kernel.processes import (
+    MOST_READ,
     READ,
     Identity,
     identity_of,
@@ -79,6 +82,7 @@ class Pods:
         self._remembered: dict[str, Process] = {}
         self.instances: Mapping[str, str] = {}  # of which instance (UID) a pod is said to be
         self._scan: tuple[float, Mapping[str, list[int]]] = (0.0, {})  # until when, what
+        self._aside = Aside(clock)
 
     # --------------------------------------------------------------------------- what it tells
 
@@ -207,7 +211,10 @@ class Pods:
 
     def _told_to_serve(self, uid: str, pid: int) -> str:
         with self._of_pod(uid, pid) as process:
-            return instance_of(read("cmdline", process))
+            return instance_of(self._memory(uid, "cmdline", process))
+
+    def _memory(self, uid: str, name: str, process: int, most: int = MOST_READ) -> bytes:
+        return self._aside.read(uid, os.open(name, READ, dir_fd=process), most)
 
     def _check_namespace(self, uid: str, process: Process) -> None:
         """Whoever runs in the pod may listen for the launcher, from a namespace of his own making.
@@ -249,7 +256,7 @@ class Pods:
         listener = self._listener(uid)
         for pid in self._eldest_first(uid) if listener is None else (listener,):
             with suppress(*GONE, Tampered), self._of_pod(uid, pid) as process:
-                text = os.fsdecode(read("environ", process, MOST_ENVIRONMENT))
+                text = os.fsdecode(self._memory(uid, "environ", process, MOST_ENVIRONMENT))
                 pairs = (variable.partition("=") for variable in text.split("\0"))
                 if found := backing_links((name, value) for name, _, value in pairs):
                     return found

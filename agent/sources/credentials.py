@@ -179,9 +179,11 @@ def endpoint(url: str) -> Endpoint:
         port, parts = 0, urlsplit("")
     odd = parts.username or parts.password or parts.query or parts.fragment
     if parts.scheme not in ("http", "https") or not host or odd:
+        # Whoever puts a password or a token there must not find it in the log.
+        secret = any(mark in url for mark in "@?#")
+        what = "What has a user, a password, a query or a fragment" if secret else shown(url)
         raise BadConfiguration(
-            f"{shown(url)} is not the address of an API server."
-            " Write one such as https://192.0.2.1:6443."
+            f"{what} is not the address of an API server. Write one such as https://192.0.2.1:6443."
         )
     return Endpoint(parts.scheme, host, port, parts.path.rstrip("/"))
 

@@ -17,6 +17,9 @@ from agent.sources.told import name_of
 from rules.values import Value
 
 RETRIES = Backoff(first=0.2, longest=30.0)
+# What a watch has told since a list does not count here: else one event for each would be enough
+# to have everything listed again and again. The first time in a minute is at once.
+RELISTS = Backoff(first=0.2, longest=30.0, free=1, row=60.0, forgiven_after=60.0)
 SLOWLY = 60.0  # seconds between looks for a kind that the API server does not know
 SHORT = 1.0  # seconds: a watch that lasted less was none
 FROM_CACHE = "0"  # whatever version the server has at hand: it need not ask its database
@@ -78,7 +81,7 @@ class Listener:
         self._slowly = slowly
         self.version = ""  # the last that was heard of; "": none, so list first
         self._from = since  # which version a list may have; "": the newest
-        self._retries = RETRIES
+        self._retries, self._relists = RETRIES, RELISTS
         self.listed = False
         self.lists = self.events = 0
         self.trouble: Trouble | None = None
@@ -118,7 +121,7 @@ class Listener:
     def attempt(self) -> float:
         """List if need be, and watch until it ends; how long to wait before the next time."""
         watching: float | None = None
-        events, trouble = self.events, False
+        events, trouble, gone = self.events, False, False
         least = longest = 0.0
         try:
             again = bool(self.version)
@@ -134,7 +137,7 @@ class Listener:
                 self._hear(event)
         except Gone:
             # A cache may be what is behind: this time the newest is asked for.
-            self.version, self._from = "", ""
+            self.version, self._from, gone = "", "", True
         except Failure as failure:
             trouble = True
             least, longest = self._waits(failure)
@@ -146,8 +149,11 @@ class Listener:
         lasted = watching is not None and (now - watching >= SHORT or self.events > events)
         if lasted:
             self._retries = RETRIES
-            if not trouble:
+            if not trouble and not gone:
                 return 0.0  # every watch ends some time
+        if gone:
+            self._relists = self._relists.struck(max(now, self._relists.until))
+            return random.uniform(0, self._relists.wait)  # noqa: S311 - no secret
         self._retries = self._retries.struck(max(now, self._retries.until))
         return least + random.uniform(0, longest or self._retries.wait)  # noqa: S311 - no secret
 

@@ -6,6 +6,7 @@ decoded, and only those that some policy of a machine here may mean are handed o
 """
 
 from collections.abc import Hashable, Iterable, Mapping
+from sys import getsizeof
 from typing import TypeVar
 
 from agent.sources.answers import Object
@@ -36,7 +37,8 @@ HELD = "pod"  # where a trimmed object has what became of it
 _PROTOCOLS = {one.name: one for one in Protocol}
 _NAMED = ("namespace", "name", "resourceVersion")
 _CONTAINERS = ("containers", "initContainers")
-_MOST_ALIKE = 16384  # values; beyond that it begins anew
+_LARGE = 1 << 13  # bytes of a value; nobody has the like of a larger one
+_MOST_ALIKE = 1 << 23  # bytes of all that are known; beyond that it begins anew
 
 Name = tuple[str, Protocol]  # of a port
 Wards = frozenset[tuple[str, Labels]]  # by what policies may select machines: namespace, labels
@@ -46,18 +48,37 @@ Same = TypeVar("Same", bound=Hashable)
 
 
 class Alike:
-    """Makes one of what is equal: the Pods of a Deployment have the same labels and ports."""
+    """Makes one of what is equal: the Pods of a Deployment have the same labels and ports. Who has
+    it cannot be known, so as many are kept as cost little even if nobody does any more."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_known", "_size")
 
     def __init__(self) -> None:
         self._known: dict[tuple[type, Hashable], Hashable] = {}
+        self._size = 0
 
     def one(self, value: Same) -> Same:
-        if len(self._known) > _MOST_ALIKE:
-            self._known = {}
         key = type(value), value
-        return self._known.setdefault(key, value)  # type: ignore[return-value]  # of that type
+        if key in self._known:
+            return self._known[key]  # type: ignore[return-value]  # of that type
+        size = getsizeof(key) + _size(value)
+        if size > _LARGE:
+            return value
+        if self._size + size > _MOST_ALIKE:
+            self._known, self._size = {}, 0
+        self._known[key] = value
+        self._size += size
+        return value
+
+
+def _size(value: object) -> int:
+    """Of the memory that it takes; what is shared counts again."""
+    parts: Iterable[object] = ()
+    if isinstance(value, tuple):
+        parts = value
+    elif isinstance(value, Value):
+        parts = (getattr(value, name) for name in value.__match_args__)
+    return getsizeof(value) + sum(map(_size, parts))
 
 
 class Home(Value, kw_only=True):

@@ -8,16 +8,19 @@ import os
 import shutil
 import socket
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from agent.errors import Failure, NoNamespace, NotPermitted
+from agent.kernel import aside
 from agent.kernel import pods as module
+from agent.kernel.aside import Unreadable
 from agent.kernel.pods import Pods, Tampered
 from agent.kernel.processes import instance_of, pod_of
 from tests.launcher import HOME, NEW, Node, cgroup_of, cgroups, launcher, launchers, really_in
@@ -421,6 +424,89 @@ def test_who_is_known_to_serve_is_not_asked_again(node: Node, red: str) -> None:
         assert_pending(look(node, MINE))
 
 
+LONG = 10.0  # seconds that no agent would wait
+
+
+@contextmanager
+def unreadable(node: Node, pid: int, name: str) -> Iterator[None]:
+    """Whoever reads that file of the process waits, as where a page of it is in a file whose server
+    does not answer; but not so long that a test would never end."""
+    path, over = node.place(pid) / name, threading.Event()
+    path.unlink()
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+
+    def hold() -> None:
+        over.wait(LONG)
+        path.unlink()
+        path.symlink_to(f"/proc/{pid}/{name}")
+        os.close(writer)
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    try:
+        yield
+    finally:
+        over.set()
+        holding.join()
+        assert eventually(lambda: not readers())
+
+
+def readers() -> int:
+    return sum(thread.name == "aside" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("does", ["accepts", "nothing"])
+def test_a_process_that_does_not_let_itself_be_asked_holds_up_nobody_and_lets_nobody_in(
+    node: Node, red: str, blue: str, does: str
+) -> None:
+    """Not even where it listens as a launcher does: it may be that of another instance."""
+    clock = Clock()
+    pods = Pods(node.kubelet_root, node.proc, clock=clock)
+    pods.instances = {RED: MINE, BLUE: THEIRS}
+    with (
+        launcher(node, RED, red, does=does, instance=MINE) as one,
+        launcher(node, BLUE, blue, instance=THEIRS),
+    ):
+        with unreadable(node, one.pid, "cmdline"):
+            began = time.monotonic()
+            for _ in range(5):
+                assert pods.identity(RED) is None
+                assert pods.serves(RED) == ""
+                with pytest.raises(Unreadable, match=RED):
+                    entered(pods)
+            assert time.monotonic() - began < LONG
+            assert readers() == 1
+            assert eventually(lambda: pods.identity(BLUE) == number(blue))
+            clock.now += aside.GRUDGE
+            assert pods.identity(RED) is None
+            assert readers() == 1
+        assert pods.identity(RED) == entered(pods) == number(red)
+
+
+def test_who_is_known_is_served_on_although_nobody_can_be_asked(node: Node, red: str) -> None:
+    with launcher(node, RED, red, instance=MINE) as one:
+        pods = look(node, MINE)
+        assert entered(pods) == number(red)
+        with unreadable(node, one.pid, "cmdline"):
+            assert pods.identity(RED) == entered(pods) == number(red)
+
+
+def test_an_environment_that_cannot_be_read_tells_nothing_and_holds_up_nobody(
+    node: Node, red: str
+) -> None:
+    pods = look(node)
+    with (
+        launcher(node, BLUE, red, environment=ENVIRONMENT),
+        launcher(node, RED, red) as one,
+        unreadable(node, one.pid, "environ"),
+    ):
+        began = time.monotonic()
+        assert pods.resources(RED) == {}
+        assert time.monotonic() - began < LONG
+        assert eventually(lambda: pods.resources(BLUE) == BACKING)
+
+
 LAUNCHED = ["/usr/bin/virt-launcher-monitor", "--qemu-timeout", "5m", "--name", "vm", "--uid", MINE]
 
 
@@ -624,8 +710,11 @@ STATIC = "0123456789abcdef" * 2
         (f"0::/kubepods/besteffort/pod{RED}/abc\n", RED),
         (f"0::/kubepods/besteffort/pod{RED}\n", RED),
         (f"0::/../../pod{RED}/abc\n", RED),
+        (f"0::/../../../burstable/pod{RED}/abc\n", RED),
         (f"0::/../../../kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice\n", RED),
         (f"0::/kubelet.slice/kubelet-kubepods-pod{UNDERSCORED}.slice/x\n", RED),
+        (f"0::/kubelet/kubepods/burstable/pod{RED}/x\n", RED),
+        (f"0::/system.slice/docker-{STATIC}.scope/kubelet/kubepods/pod{RED}/x\n", RED),
         (f"1:name=systemd:/kubepods/pod{RED}/a\n0::/\n", RED),
         (f"2:cpu,cpuacct:/a/kubepods-pod{UNDERSCORED}.slice:cri-containerd:abc\n", RED),
         (f"0::/kubepods/burstable/pod{STATIC}/abc\n", STATIC),
@@ -640,6 +729,31 @@ STATIC = "0123456789abcdef" * 2
 )
 def test_the_pod_of_a_cgroup_is_the_outermost(cgroup: str, uid: str) -> None:
     assert pod_of(cgroup.encode()) == uid
+
+
+USERS = "user.slice/user-1000.slice/user@1000.service/app.slice"  # systemd's, which he may fill
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        f"0::/pod{RED}\n",
+        f"0::/burstable/pod{RED}\n",
+        f"0::/system.slice/x.service/pod{RED}\n",
+        f"0::/../../x/pod{RED}\n",
+        f"0::/{USERS}/pod{RED}\n",
+        f"0::/{USERS}/kubepods/burstable/pod{RED}\n",
+        f"0::/{USERS}/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/x\n",
+        f"0::/../../../../{USERS}/kubepods/pod{RED}\n",
+        f"0::/../user@1000.service/kubepods/pod{RED}\n",
+        f"4:memory:/{USERS}\n1:name=systemd:/{USERS}/kubepods/pod{RED}\n0::/\n",
+        f"4:memory:/user/somebody/0/kubepods/pod{RED}\n",
+    ],
+)
+def test_a_cgroup_with_the_name_of_a_pod_counts_only_where_the_kubelet_makes_them(
+    cgroup: str,
+) -> None:
+    assert pod_of(cgroup.encode()) == ""
 
 
 # ------------------------------------------------------------------------------- real cgroups
@@ -663,6 +777,21 @@ def test_in_real_cgroups_only_the_pod_that_a_process_is_in_counts(
         assert_refused(look(node), why=f"of pod {BLUE}")
         one.socket.unlink()
         assert entered(look(node)) == number(red)
+
+
+def test_a_user_of_the_node_cannot_give_his_processes_to_a_pod(
+    node: Node, red: str, blue: str
+) -> None:
+    """His is the elder, and waits for the pod."""
+    with cgroups() as top, launcher(node, BLUE, blue, does="nothing") as his:
+        really_in(top / USERS / "kubepods.slice" / slice_of(top, RED).name, his)
+        assert_pending(look(node))
+        younger_than(his.pid)
+        with launcher(node, RED, red) as one:
+            really_in(slice_of(top, RED), one)
+            assert entered(look(node)) == number(red)
+            one.socket.unlink()
+            assert entered(look(node)) == number(red)
 
 
 IN_A_POD = """

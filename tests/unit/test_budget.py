@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rules.budget import MOST, MOST_OF_A_FACE, affordable
+import time
+
+from rules.budget import MOST, MOST_ENDPOINTS, MOST_OF_A_FACE, affordable
+from rules.publish import Publishing, desire_node
 from rules.values import replace
 from tests.unit.test_publish import face
 
@@ -29,6 +32,27 @@ def test_of_a_shifted_one_so_many_endpoints_get_flows_as_there_is_room_for() -> 
     assert kept.endpoints == wide.endpoints[:2]
     assert refused == []
     assert "2 of 10 get flows" in note
+
+
+def test_of_one_port_so_many_endpoints_get_flows_and_the_others_are_told_of() -> None:
+    most = face(SAME, *addresses(MOST_ENDPOINTS))
+    assert affordable([most]) == ([most], [], [])
+    more = face(SAME, *addresses(MOST_ENDPOINTS + 1))
+    [kept], refused, [note] = affordable([more])
+    assert kept.endpoints == more.endpoints[:MOST_ENDPOINTS] == most.endpoints
+    assert refused == []
+    assert f"1000 of 1001 get flows; no port has more than {MOST_ENDPOINTS}" in note
+    assert "target ports" not in note
+
+
+def test_however_many_endpoints_clients_could_keep_it_is_over_soon() -> None:
+    wide = face(SAME, *addresses(20_000))
+    sticky = replace(wide, service=replace(wide.service, affinity=10800))
+    began = time.thread_time()
+    kept, _, _ = affordable([sticky])
+    made = desire_node(kept, None, Publishing())
+    assert time.thread_time() - began < 2  # a tenth of that, while 20,000 would take twelve
+    assert made.rules
 
 
 def test_who_comes_when_there_is_no_room_is_refused_and_who_came_first_is_not() -> None:

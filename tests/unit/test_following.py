@@ -18,7 +18,16 @@ from agent.sources.following import Follower, Shared, followed
 from agent.sources.kubernetes import Cluster
 from agent.sources.store import Store
 from agent.sources.vmis import NODE, TARGET
-from tests.answering import PATIENCE, Answer, Answering, Handler, answering, refused
+from tests.answering import (
+    PATIENCE,
+    Answer,
+    Answering,
+    Handler,
+    answering,
+    line,
+    refused,
+    streamed,
+)
 from tests.scripted import Streams, listing
 from tests.spaces import eventually, manifest
 
@@ -275,6 +284,24 @@ def test_waits_grow_and_are_never_longer_than_half_a_minute() -> None:
         assert 0 <= wait <= 30
         longest = max(longest, wait)
     assert longest > 5  # one of the last twelve, which are up to half a minute each
+
+
+def test_a_server_that_forgets_at_once_is_listed_at_once_only_the_first_time(
+    script: Script,
+) -> None:
+    """Although it has told of something each time."""
+    told = (line("BOOKMARK", vmi(11)), line("ERROR", {"code": 410, "message": "too old"}))
+    script.refusals += [listing([]), streamed(*told)] * 12
+    shared = Shared("n1", lambda: None)
+    server = Api(Credentials(endpoint(script.server.url), Plain()))
+    listener = Follower(server, NODE, shared).listener
+    first, *others = [listener.attempt() for _ in range(12)]
+    assert (listener.lists, listener.events) == (12, 12)
+    assert first == 0
+    assert min(others) > 0
+    assert max(others) > 1  # one of the last six, which are up to 6 to 30 seconds each
+    assert listener.trouble is None
+    server.close()
 
 
 # --------------------------------------------------------------------- what others have stored

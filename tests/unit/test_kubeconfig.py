@@ -162,6 +162,26 @@ def test_an_address_is_read(url: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        "https://admin:s3cret@api.example:6443",
+        "https://admin:s3cret@api.example:99999",
+        "https://s3cret@api.example",
+        "admin:s3cret@api.example",
+        "ftp://admin:s3cret@api.example",
+        "https://admin:x?s3cret@api.example",
+        "https://api.example/?token=s3cret",
+        "https://api.example/?token=a@s3cret",
+        "https://api.example/#s3cret",
+    ],
+)
+def test_what_may_be_a_secret_in_an_address_is_not_repeated(url: str) -> None:
+    with pytest.raises(BadConfiguration, match="not the address") as raised:
+        endpoint(url)
+    assert "s3cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
     ("url", "sent"),
     [
         ("https://api.example", True),

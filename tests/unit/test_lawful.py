@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -301,10 +302,26 @@ def test_what_is_equal_is_there_once() -> None:
     assert one
     assert other
     assert one.labels is other.labels
-    for number in range(40_000):  # and does not pile up
-        alike.one(str(number))
-    assert len(alike._known) < 20_000
+    assert one.ports is other.ports
     assert alike.one("7") == "7"
+
+
+def relabelled(turn: int, labels: int) -> Json:
+    whole = a_pod()
+    whole["metadata"]["labels"] = {f"{turn}.{n}/{'b' * 60}": "c" * 60 for n in range(labels)}
+    return whole
+
+
+@pytest.mark.parametrize(("labels", "times"), [(1, 40_000), (10, 10_000), (4000, 20)])
+def test_what_no_pod_has_any_more_does_not_pile_up(labels: int, times: int) -> None:
+    alike = Alike()
+    tracemalloc.start()
+    try:
+        for turn in range(times):
+            trimmed_pod(relabelled(turn, labels), alike)
+        assert tracemalloc.get_traced_memory()[0] < 12 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_of_a_namespace_its_labels_are_left() -> None:
