@@ -59,7 +59,7 @@ demo: root packages-runtime venv ## build namespaces, forward port ranges, prove
 	@$(BIN)/portranger demo
 
 .PHONY: demo-vm
-demo-vm: root packages-vm venv ## the same with a real virtual machine, which qemu boots; 20 MB stay in ~/.cache/portranger
+demo-vm: root packages-vm venv ## the same with a real virtual machine, which qemu boots; 19 MB stay in ~/.cache/portranger
 	@$(BIN)/python -m tests.vm.demo
 
 .PHONY: test

@@ -4,7 +4,6 @@ there is systemd, which tests/systemd has."""
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -64,9 +63,9 @@ def test_the_steps_to_a_forwarded_port_lead_there(tmp_path: Path) -> None:
     assert "answered 200" in done.stdout
     told, _, repaired = done.stdout.partition("status:\n")[2].partition("flushed:\n")
     text = text.replace("/etc/portranger/manifests.d", f"{tmp_path}/manifests.d")
-    sample = re.search(r"^    portranger .*?(?=^\S)", text, re.MULTILINE | re.DOTALL)
+    sample = re.search(r"^```text\n(portranger .*?)^```", text, re.MULTILINE | re.DOTALL)
     assert sample
-    assert lasting(told) == lasting(textwrap.dedent(sample[0]))
+    assert lasting(told) == lasting(sample[1])
     assert "nft (pid " in repaired
     assert lasting(repaired) in lasting(text)
 
