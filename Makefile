@@ -27,6 +27,8 @@ UNIT_DIR := $(if $(filter /usr /usr/local,$(PREFIX)),$(PREFIX)/lib/systemd/syste
 TMPFILES_DIR := $(if $(filter /usr /usr/local,$(PREFIX)),$(PREFIX)/lib/tmpfiles.d,/etc/tmpfiles.d)
 # Debian's zsh looks for those of its packages there, and nowhere else below /usr.
 ZSH_DIR := $(PREFIX)/share/zsh/$(if $(filter /usr,$(PREFIX)),vendor-completions,site-functions)
+# Below another prefix fish looks only where XDG_DATA_DIRS says so, which outside of desktops nobody sets.
+FISH_DIR := $(if $(filter /usr,$(PREFIX)),/usr/share/fish/vendor_completions.d,/etc/fish/completions)
 
 # A package for Debian is one for Debian's own Python, whatever else is first in PATH.
 DEBIAN_PYTHON := /usr/bin/python3
@@ -57,7 +59,7 @@ demo: root packages-runtime venv ## build namespaces, forward port ranges, prove
 	@$(BIN)/portranger demo
 
 .PHONY: demo-vm
-demo-vm: root packages-vm venv ## the same with a real virtual machine, which qemu boots
+demo-vm: root packages-vm venv ## the same with a real virtual machine, which qemu boots; 19 MB stay in ~/.cache/portranger
 	@$(BIN)/python -m tests.vm.demo
 
 .PHONY: test
@@ -394,17 +396,21 @@ tmpfiles=$(TMPFILES_DIR)/portranger.conf
 manual() { echo "$$prefix/share/man/man$${1##*.}/$${1##*/}"; }
 manuals=()
 for page in docs/*.[1-9]; do manuals+=("$$(manual "$$page")"); done
+documents=$$prefix/share/doc/portranger
 declare -A completions=(
     [bash]=$$prefix/share/bash-completion/completions/portranger
     [zsh]=$(ZSH_DIR)/_portranger
-    [fish]=$$prefix/share/fish/vendor_completions.d/portranger.fish
+    [fish]=$(FISH_DIR)/portranger.fish
 )
 # A configuration that differs from what was shipped was edited, and belongs to whoever did that.
 shipped=$$prefix/share/portranger/portranger.toml
 configuration=/etc/portranger/portranger.toml
 manifests=/etc/portranger/manifests.d
 state=/var/lib/portranger
-files=("$$command" "$$plugin" "$$unit" "$$restart" "$$tmpfiles" "$${manuals[@]}" "$${completions[@]}" "$$shipped")
+files=("$$command" "$$plugin" "$$unit" "$$restart" "$$tmpfiles" "$${manuals[@]}" "$${completions[@]}" "$$shipped"
+    "$$documents/examples")
+# The directories that install made, which are those that uninstall may remove.
+made=$$environment/.directories
 edited() { [[ -e $$root$$configuration ]] && ! cmp -s "$$root$$shipped" "$$root$$configuration"; }
 here() { [[ ! $$root && -d /run/systemd/system ]]; }
 take_turns() { exec 9<"$$root$$prefix/lib"; flock 9; }
@@ -426,6 +432,20 @@ if ((EUID)) && [[ ! $$root ]]; then
     echo "make: to install for all, run it as root; or give a DESTDIR=" >&2
     exit 1
 fi
+# Those on the way to a path that are not there yet, and are not of every bare system.
+bare=/:/etc:/etc/systemd:/etc/systemd/system:/etc/tmpfiles.d:/opt:/srv:/usr:/usr/local
+for place in bin lib share share/man; do bare+=:/usr/$$place:/usr/local/$$place; done
+missing() {
+    while [[ $$1 && ! -d $$root$$1 ]]; do
+        if [[ :$$bare: != *:"$$1":* ]]; then echo "$$1"; fi
+        set -- "$${1%/*}"
+    done
+}
+note_directories() {
+    if [[ -r $$root$$made ]]; then cat "$$root$$made"; fi
+    for path in "$$environment" "$${files[@]}" "$$manifests"; do missing "$${path%/*}"; done
+}
+directories=$$(note_directories | LC_ALL=C sort -ru)
 mkdir -p "$$root$$prefix/lib"
 take_turns
 export PYTHONDONTWRITEBYTECODE=1
@@ -460,9 +480,11 @@ build_environment() {
     # The service may write nowhere: what is not compiled now would be compiled at every start. And
     # what is compiled earlier, by being run, names the wrong place. It holds whatever the times of
     # the sources are, which a copy of them may not keep.
-    "$$staging/bin/python" -m compileall -q -j0 --invalidation-mode unchecked-hash \
+    # Of what others wrote we do not tell what a newer Python thinks.
+    "$$staging/bin/python" -W ignore -m compileall -q -j0 --invalidation-mode unchecked-hash \
         -s "$$staging" -p "$$environment" "$$staging/lib"
     pins >"$$staging/.pins"
+    echo "$$directories" >"$$staging/.directories"
 }
 replace_environment() {
     rm -rf "$$root$$environment.old"
@@ -490,6 +512,8 @@ put_files() {
     fi
     put systemd/tmpfiles.conf "$$tmpfiles"
     for page in docs/*.[1-9]; do put "$$page" "$$(manual "$$page")"; done
+    rm -rf "$$root$$documents/examples"
+    find examples -type f | while read -r path; do put "$$path" "$$documents/$$path"; done
     for shell in "$${!completions[@]}"; do
         "$$root$$environment/bin/python" -I -m agent.entry completion "$$shell" >"$$scratch/$$shell"
         put "$$scratch/$$shell" "$${completions[$$shell]}"
@@ -548,30 +572,35 @@ $(PYTHON) -m venv "$$scratch/venv"
     $(patsubst %,-r %,$(wildcard requirements/*.txt))
 endef
 
+# What a package put there is the package's, which has no such list.
 define uninstall
-# Directories of a bare system stay, empty or not.
-bare=("$$prefix"/{bin,lib,share,share/man} /etc /etc/systemd/system /etc/tmpfiles.d)
+packaged() { [[ ! $$root ]] && dpkg-query --search "$$1" &>/dev/null; }
 prune() {
-    for directory in "$${bare[@]}"; do
-        if [[ $$1 == "$$directory" ]]; then return; fi
+    for path; do
+        if ! packaged "$$path"; then rmdir "$$root$$path" 2>/dev/null || true; fi
     done
-    if rmdir "$$root$$1" 2>/dev/null; then prune "$${1%/*}"; fi
 }
-remove() {
-    rm -rf "$$root$$1"
-    prune "$${1%/*}"
-}
-if [[ -d $$root$$prefix/lib ]]; then take_turns; fi
+package() { packaged /usr/bin/portranger; }
+if [[ ! -e $$root$$made ]]; then
+    echo "make: nothing of portranger is below $$root$$prefix that make install put there"
+    if package; then echo "make: there is a package, which dpkg --remove portranger removes"; fi
+    exit
+fi
+take_turns
+mapfile -t directories <"$$root$$made"
 if here && [[ -e $$unit ]]; then systemctl -q disable --now portranger.service; fi
-if ! edited; then rm -f "$$root$$configuration"; fi
-for path in "$${files[@]}" "$$environment"; do remove "$$path"; done
-prune "$$manifests"
-prune "$${configuration%/*}"
+if ! edited && ! packaged "$$configuration"; then rm -f "$$root$$configuration"; fi
+# The environment is last: while it is there, a removal that was cut short can be done again.
+for path in "$${files[@]}" "$$environment"; do rm -rf "$$root$$path"; done
+prune "$$manifests" "$${configuration%/*}" "$${directories[@]}"
 if here; then systemctl daemon-reload; fi
 echo "make: removed portranger$${root:+ below $$root}"
 for path in "$$configuration" "$$manifests" "$$state"; do
     if [[ -e $$root$$path ]]; then echo "make: kept $$path"; fi
 done
+if package; then
+    echo "make: the package portranger stays; to use it: systemctl enable --now portranger"
+fi
 if [[ ! $$root ]]; then
     echo "make: rules that are live go on forwarding until the machine restarts, or until"
     echo "make:   make venv && $(BIN)/portranger clear"

@@ -1,8 +1,10 @@
 """The main job, for real, in namespaces of its own: forward, prove by packet, edit, clean up."""
 
 import os
+import shutil
 import signal
 import socket
+import sys
 import tempfile
 from contextlib import closing
 from functools import partial
@@ -62,8 +64,14 @@ def demonstrate(console: Console) -> int:
     console.say("\nThe namespaces are gone again.")
     if not good:
         raise Failure("the demonstration did not go as it should", "Look for WRONG above")
-    console.say("Everything was as it should be. Next: README, or portranger --help.")
+    console.say(f"Everything was as it should be. Next: README, or {typed(sys.argv[0])} --help.")
     return 0
+
+
+def typed(command: str) -> str:
+    """How a shell is told to run this command: by its name, where it is in PATH."""
+    name = os.path.basename(command)  # noqa: PTH119 - as it was typed
+    return name if shutil.which(name) == os.path.abspath(command) else command  # noqa: PTH100
 
 
 def _leave(ours: int, number: int, _: object) -> None:

@@ -1,5 +1,7 @@
 """What can go wrong outside the core, each with an exit code and a way out for the user."""
 
+from collections.abc import Callable
+
 
 class Failure(Exception):
     """Something failed; says what, and what to do about it."""
@@ -36,7 +38,15 @@ class TryAgain(Failure):
 
 
 class NoNamespace(TryAgain):
-    """A network namespace is not there, or is there no longer."""
+    """A network namespace is not there, or is there no longer. What may have been meant instead is
+    looked for when it is told to somebody: a daemon meets thousands of them, and tells nobody."""
+
+    def __init__(self, what: str, fix: str = "", guess: Callable[[], str] = str) -> None:
+        super().__init__(what, fix)
+        self._guess = guess
+
+    def __str__(self) -> str:
+        return f"{self.what}. {self._guess()}{self.fix}." if self.fix else super().__str__()
 
 
 class Stale(TryAgain):

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from agent.commands.explain import address_of, protocol_and_port
 from agent.commands.instance import explain, fetched, plan
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run one command and return its exit code."""
     try:
         return _answered(_parser().parse_args(arguments), environ)
-    except SystemExit as end:  # of --help
+    except SystemExit as end:  # of --help and --version
         return int(end.code or 0)
     except KeyboardInterrupt:
         raise Failure("interrupted") from None
@@ -70,8 +70,26 @@ def outside(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 class _Parser(argparse.ArgumentParser):
+    def _check_value(self, action: argparse.Action, value: str) -> None:
+        choices = list(action.choices or ())
+        if action.dest == "command" and value not in choices:
+            import difflib  # for who mistypes only
+
+            similar = difflib.get_close_matches(value, choices, n=1)
+            guess = f"Did you mean {similar[0]!r}? " if similar else ""
+            raise Usage(f"no such command {value!r}", f"{guess}See `{self.prog} --help`")
+        super()._check_value(action, value)
+
     def error(self, message: str) -> NoReturn:
         raise Usage(message, f"See `{self.prog} --help`")
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
+        from importlib.metadata import version  # slow, and seldom asked for
+
+        this_process().say(f"{parser.prog}, version {version('portranger')}")
+        parser.exit()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, description in (
         ("plan", "Show what an agent would forward for it, or everything that is wrong with it."),

@@ -58,6 +58,10 @@ up() {
     echo "to remove them: sh $0 down"
 }
 
+if [ "$(id -u)" -ne 0 ]; then
+    echo "$0 makes and removes network namespaces: run it as root" >&2
+    exit 77
+fi
 case ${1:-up} in
     up) up ;;
     down) down ;;

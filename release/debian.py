@@ -1,8 +1,9 @@
 """The Debian package, made of what `make install PREFIX=/usr` puts below a folder: `make deb`.
 
 Added are what a package has to have (its control files, the changelog and the copyright) and a bill
-of materials; the manual is compressed; pip and setuptools go, which only `make install` needs, to
-renew itself. dpkg-deb does the rest: debhelper would decide nothing here that is not decided above.
+of materials; the manual is compressed; what only `make install` and `make uninstall` need goes:
+pip, setuptools, and notes of their own. dpkg-deb does the rest: debhelper would decide nothing here
+that is not decided above.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from release.sbom import bill, project
 
 ROOT = Path(__file__).parents[1]
+NOTES = (".pins", ".directories")
 CONTROL = ROOT / "release/debian"
 SCRIPTS = ("postinst", "prerm", "postrm")
 DOCUMENTS = "usr/share/doc/portranger"
@@ -43,7 +46,19 @@ def packed(tree: Path, target: Path) -> Path:
 
 
 def version() -> str:
-    """That of the changelog, whose first part is that of the project."""
+    """That of the changelog, and for which Debian: the package is for no other, and a repository
+    may hold those of several."""
+    return written() + suffix(platform.freedesktop_os_release())
+
+
+def suffix(release: Mapping[str, str]) -> str:
+    """What makes a version one for that release: older than one for the next, or for none yet."""
+    name = {"debian": "deb"}.get(release["ID"], release["ID"])
+    return f"~{name}{release['VERSION_ID']}" if "VERSION_ID" in release else ""
+
+
+def written() -> str:
+    """The version in the changelog, whose first part is that of the project."""
     [told] = re.findall(r"\Aportranger \((.+)\) ", (CONTROL / "changelog").read_text())
     upstream = project()["version"]
     if told.rpartition("-")[0] != upstream:
@@ -62,7 +77,10 @@ def asked(*words: str) -> str:
 
 def drop_tools(tree: Path) -> None:
     """Remove what installs and builds: nothing on a node is to be installed with it."""
-    python = tree / "usr/lib/portranger/bin/python"
+    environment = tree / "usr/lib/portranger"
+    for name in NOTES:
+        (environment / name).unlink()
+    python = environment / "bin/python"
     asked(str(python), "-IBm", "pip", "--quiet", "uninstall", "--yes", "setuptools", "pip")
 
 
@@ -76,9 +94,9 @@ def compress(paths: Iterator[Path]) -> None:
 def add_documents(tree: Path, time: int) -> None:
     """Add what Debian wants to be told about every package, and what is in this one."""
     folder = tree / DOCUMENTS
-    folder.mkdir(parents=True)
     shutil.copyfile(CONTROL / "copyright", folder / "copyright")
-    shutil.copyfile(CONTROL / "changelog", folder / "changelog.Debian")
+    changes = (CONTROL / "changelog").read_text()
+    (folder / "changelog.Debian").write_text(changes.replace(written(), version(), 1))
     compress(folder.glob("changelog.Debian"))
     [packages] = tree.glob("usr/lib/portranger/lib/python3*/site-packages")
     (folder / "portranger.cdx.json").write_text(

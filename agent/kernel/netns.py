@@ -5,6 +5,7 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from agent.errors import Failure, NoNamespace, NotPermitted
@@ -117,4 +118,17 @@ def _missing(netns: str) -> NoNamespace:
     return NoNamespace(
         f"there is no network namespace {netns}",
         f"{fix}, or name another with --netns or the annotation portranger.io/netns",
+        partial(_guess, netns),
     )
+
+
+def _guess(netns: str) -> str:
+    """The name that may have been meant, as a question."""
+    import difflib  # which nobody else here needs
+
+    try:
+        known = names()
+    except OSError:  # there may be no right to look
+        known = []
+    similar = difflib.get_close_matches(netns, set(known) - {netns}, n=1)
+    return f"Did you mean {similar[0]}? " if similar else ""

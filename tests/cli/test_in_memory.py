@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -12,7 +13,7 @@ from agent.commands.explain import explain
 from agent.commands.plan import plan
 from agent.commands.show import show
 from agent.console import Console
-from agent.errors import BadManifest
+from agent.errors import BadConfiguration, BadManifest
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
 from rules.model import Live
 from rules.values import replace
@@ -86,6 +87,21 @@ def test_a_machine_that_is_no_longer_ours_loses_its_rules(
     assert "Plan: 0 to add, 0 to change, 9 to remove; 0 unchanged." in spoken.out
     applied(kernel, bridged)
     assert not kernel.spaces["desktop"].observe().table
+
+
+def test_only_where_there_are_services_is_the_configuration_read(
+    kernel: MemoryKernel, spoken: Spoken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> NoReturn:
+        raise BadConfiguration("it was read")
+
+    monkeypatch.setattr("agent.config.load", refuse)
+    assert plan([str(DESKTOP)], spoken.console, kernel=kernel) == 0
+    applied(kernel)
+    service = str(DESKTOP.parent / "services")
+    assert plan([service], spoken.console, kernel=None) == 0
+    with pytest.raises(BadConfiguration):
+        plan([service], spoken.console, kernel=kernel)
 
 
 def test_a_machine_that_is_not_ours_needs_no_namespace(bridged: Path, spoken: Spoken) -> None:

@@ -1,6 +1,7 @@
 """The README's way from a clone to a forwarded port, on a node of its own; what starts the daemon
 there is systemd, which tests/systemd has."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,14 @@ for _ in range(100):
     except OSError:
         time.sleep(0.05)
 END
+echo status:
 {python} -m agent.entry status -c {folder}/portranger.toml
+echo flushed:
+ip netns exec desktop nft flush ruleset
+for _ in $(seq 100); do
+    {python} -m agent.entry status -c {folder}/portranger.toml | grep repaired && break
+    sleep 0.05
+done
 kill %1
 wait %1
 """
@@ -53,4 +61,32 @@ def test_the_steps_to_a_forwarded_port_lead_there(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "answered 200" in done.stdout
-    assert "namespace desktop: in sync" in done.stdout
+    told, _, repaired = done.stdout.partition("status:\n")[2].partition("flushed:\n")
+    text = text.replace("/etc/portranger/manifests.d", f"{tmp_path}/manifests.d")
+    sample = re.search(r"^```text\n(portranger .*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert sample
+    assert lasting(told) == lasting(sample[1])
+    assert "nft (pid " in repaired
+    assert lasting(repaired) in lasting(text)
+
+
+def lasting(text: str) -> str:
+    """What does not depend on when it was said; which of two looks came last decides on the reason
+    for the backend."""
+    text = re.sub(r"\d+-\d+-\d+ [\d:]+ UTC|\d+ (s|min) ago|just now", "then", text)
+    return re.sub(r"(?<=pid )\d+|(?<=nftables: ).*", "…", text).strip()
+
+
+@pytest.mark.needs_root
+def test_whoever_may_not_make_the_example_is_told_so() -> None:
+    script = (ROOT / "examples/desktop.sh").read_text()  # which an ordinary user may not see here
+    done = subprocess.run(
+        ["setpriv", "--reuid=65534", "--clear-groups", "sh", "-c", script, "desktop.sh"],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    words = "desktop.sh makes and removes network namespaces: run it as root\n"
+    assert (done.stdout, done.stderr, done.returncode) == ("", words, 77)

@@ -20,6 +20,7 @@ import pytest
 from agent.cli import portranger
 from agent.completion import SCRIPTS
 from tests.docs.readme import PREPARE
+from tests.spaces import run
 
 BIN = Path(sys.executable).parent
 PLACES = {
@@ -241,6 +242,24 @@ def test_namespaces_are_offered_by_name(shell: str, folder: Path, share: Path) -
         assert offered("portranger plan --netns ") == ["desktop", "display"]
         assert offered("portranger show --netns dis") == ["display"]
         assert offered("portranger show --netns=desk") == ["--netns=desktop"]
+
+
+@pytest.mark.needs_root
+def test_fish_looks_where_it_is_installed_whatever_the_environment_says(share: Path) -> None:
+    if reason := why_not("fish"):
+        pytest.skip(reason)
+    place = run("make", "--silent", "--eval=where:; @echo $(FISH_DIR)", "where").stdout.strip()
+    put = f"mount -t tmpfs none {place} && cp {share}/{PLACES['fish']} {place}"
+    script = f"{put} && fish -lc 'complete -C \"portranger s\"'"
+    done = subprocess.run(
+        ["unshare", "--mount", "env", "--unset=XDG_DATA_DIRS", "sh", "-c", script],
+        env=environment(share),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert [line.partition("\t")[0] for line in done.stdout.splitlines()] == ["show", "status"]
 
 
 @pytest.mark.needs_root

@@ -43,6 +43,12 @@ def functions_in(path: Path) -> frozenset[str]:
     return frozenset(one.name for one in ast.walk(tree) if isinstance(one, functions))
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES.values()], ids=lambda page: page.name)
+def test_nobody_is_told_to_install_us_by_name_from_an_index(page: Path) -> None:
+    told = re.findall(r"pipx? install[^`\n]*[\s'\"]portranger\b", page.read_text())
+    assert told == []
+
+
 def missing(name: str) -> bool:
     path, _, test = name.partition("::")
     there = ROOT / path

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ import pytest
 
 from agent import kubectl
 from agent.cli import portranger
-from agent.errors import BadConfiguration
+from agent.errors import BadConfiguration, Usage
 from tests.docs.mdoc import blocks, sections, unescaped
 from tests.docs.words import commands, parsed
 from tests.spaces import ROOT
@@ -150,9 +151,26 @@ def test_the_plugin_has_exactly_the_commands_and_options_that_its_page_names(
     for name in names:
         assert kubectl.run([name, "--help"], {}) == 0
         given |= set(re.findall(r"(?<=[\s,])--?[a-z][a-z-]*", capsys.readouterr().out))
-    assert spelt(text) == given
     kubectl.run(["--help"], {})
-    assert set(names) == set(re.findall(r"^    (\w+) ", capsys.readouterr().out, re.MULTILINE))
+    told = capsys.readouterr().out
+    assert spelt(text) == given | set(re.findall(r"(?<=\n  )--[a-z]+", told))
+    assert set(names) == set(re.findall(r"^    (\w+) ", told, re.MULTILINE))
+
+
+def test_the_plugin_has_the_version_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert kubectl.run(["--version"], {}) == 0
+    assert capsys.readouterr().out == f"kubectl portranger, version {version('portranger')}\n"
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("statsu", "status"), ("explian", "explain")])
+def test_the_plugin_guesses_at_a_command_that_is_mistyped(typed: str, meant: str) -> None:
+    with pytest.raises(Usage, match=rf"no such command '{typed}'\. Did you mean '{meant}'\?"):
+        kubectl.run([typed, "desktop"], {})
+
+
+def test_the_plugin_does_not_guess_wildly() -> None:
+    with pytest.raises(Usage, match=r"no such command 'x'\. See `kubectl portranger --help`"):
+        kubectl.run(["x"], {})
 
 
 def test_every_example_of_the_plugin_can_be_typed() -> None:

@@ -161,6 +161,17 @@ def test_a_name_that_is_left_over_without_its_namespace_is_said_so() -> None:
         left_over.unlink()
 
 
+def test_who_mistypes_a_name_is_told_what_may_have_been_meant() -> None:
+    with space() as name:
+        wrong = f"{name[1]}{name[0]}{name[2:]}"
+        for command in (("show",), ("clear", "--yes")):
+            done = portranger(*command, "--netns", wrong)
+            assert f"{wrong}. Did you mean {name}? Create it (ip netns add " in done.stderr
+        unlike = portranger("show", "--netns", "x")
+        assert "Did you mean" not in unlike.stderr
+        assert "namespace x. Create it (ip netns add x), or" in unlike.stderr
+
+
 @pytest.mark.parametrize("command", ["plan", "apply"])
 def test_the_command_ends_with_75_for_a_namespace_that_is_not_there(command: str) -> None:
     words = [command, "-f", "-", *(["--yes"] if command == "apply" else [])]

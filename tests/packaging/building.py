@@ -19,6 +19,8 @@ LEFT_OUT = shutil.ignore_patterns(*GENERATED)
 BUILD = f"""\
 set -eu
 export SOURCE_DATE_EPOCH={EPOCH}
+# As a newer Python warns unasked.
+export PYTHONWARNINGS='always:invalid escape sequence:DeprecationWarning'
 (make --silent deb >/first.log 2>&1 || {{ cat /first.log; exit 1; }}) &
 first=$!
 umask 077
@@ -32,6 +34,7 @@ mkdir {SOURCE}/kept
 cp -a /srv/tree {SOURCE}/kept/tree
 python3 -m release.debian /srv/tree {SOURCE}/kept/again
 wait $first
+cat /first.log /second.log
 """
 
 
@@ -41,6 +44,7 @@ class Built(Value):
     package: Path
     again: Path
     tree: Path
+    told: str
 
 
 def copied(source: Path, target: Path, *, date: str, mode: str) -> Path:
@@ -54,8 +58,8 @@ def copied(source: Path, target: Path, *, date: str, mode: str) -> Path:
 def packages(folder: Path) -> Iterator[Built]:
     """Both packages, built once for all tests of a run."""
     with stage(bare()) as made:
-        made.says(BUILD)
+        told = made.says(BUILD)
         [package] = (made.source / "dist").glob("*.deb")
         [again] = (made.source / "kept/again").glob("*.deb")
         run("cp", "-a", package, folder)
-        yield Built(folder / package.name, again, made.source / "kept/tree")
+        yield Built(folder / package.name, again, made.source / "kept/tree", told)

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.needs_root
 
 PACKAGE = "/var/tmp/portranger.deb"  # noqa: S108 - in a machine of our own
 NEWER = "/var/tmp/newer.deb"  # noqa: S108
-ONLY_IN_PACKAGE = ("usr/share/doc", "usr/share/lintian")
+ONLY_IN_PACKAGE = re.compile(r"usr/share/(doc/portranger/(?!examples)|lintian)")
 TOOLS = re.compile(
-    r"/bin/pip|/site-packages/((pip|setuptools|_distutils_hack)(/|-\d|$)|distutils-precedence)"
+    r"/portranger/\.(pins|directories)|/bin/pip|/site-packages/((pip|setuptools|_distutils_hack)(/|-\d|$)|distutils-precedence)"
 )
 # What dpkg, systemd and man-db write for themselves, whatever is installed.
 THEIRS = re.compile(r"/(dev|proc|run|sys|tmp|var/(cache|log|tmp|lib/(dpkg|systemd)))(/|$)")
@@ -85,9 +85,7 @@ def test_it_is_the_same_wherever_it_is_built(built: Built) -> None:
 def test_it_holds_what_make_install_puts_there(built: Built, tmp_path: Path) -> None:
     run("dpkg-deb", "--extract", built.package, tmp_path)
     packed = {
-        name: told
-        for name, told in contents(tmp_path).items()
-        if not name.startswith(ONLY_IN_PACKAGE)
+        name: told for name, told in contents(tmp_path).items() if not ONLY_IN_PACKAGE.match(name)
     }
     put = {
         name: told for name, told in contents(built.tree).items() if not TOOLS.search(f"/{name}")
@@ -114,6 +112,19 @@ def test_it_needs_the_python_that_it_was_built_for(built: Built, tmp_path: Path)
     assert (tmp_path / f"usr/lib/portranger/lib/python3.{minor}/site-packages/agent").is_dir()
 
 
+def test_it_says_for_which_debian_it_is(built: Built, tmp_path: Path) -> None:
+    version = run("dpkg-deb", "--field", built.package, "Version").stdout.strip()
+    assert re.fullmatch(r"[\d.]+-\d+~deb\d+", version)
+    assert f"_{version}_" in built.package.name
+    run("dpkg-deb", "--extract", built.package, tmp_path)
+    changes = tmp_path / "usr/share/doc/portranger/changelog.Debian.gz"
+    assert gzip.decompress(changes.read_bytes()).startswith(f"portranger ({version}) ".encode())
+
+
+def test_building_it_warns_of_nothing(built: Built) -> None:
+    assert "Warning" not in built.told
+
+
 # ------------------------------------------------------------------------------- how it is used
 
 
@@ -131,6 +142,7 @@ def test_it_works_and_waits_until_it_is_told_to_start(installed: Machine) -> Non
         "fish/vendor_completions.d/portranger.fish",
     ):
         installed.run("test", "-s", f"/usr/share/{path}")
+    installed.run("portranger", "validate", "-f", "/usr/share/doc/portranger/examples/desktop.yaml")
     assert installed.run("systemctl", "is-enabled", "portranger", code=1).stdout == "disabled\n"
     assert installed.run("systemctl", "is-active", "portranger", code=3).stdout == "inactive\n"
 
@@ -170,7 +182,7 @@ def test_removing_it_keeps_the_configuration_and_the_rules(installed: Machine) -
     installed.run("systemctl", "enable", "--now", "--quiet", "portranger")
     assert service.becomes_synced("red")
     told = installed.says("dpkg", "--remove", "portranger")
-    assert "portranger clear" in told
+    assert re.search("`portranger clear` before .* package nftables", told.replace("\n", " "))
     assert service.forwards("red", 5000)
     installed.run("test", "-e", CONFIGURATION, "-a", "-e", f"{MANIFESTS}/red.yaml")
     installed.run("test", "!", "-e", "/usr/lib/portranger")

@@ -13,7 +13,9 @@ from tests.systemd.trees import SOURCE, installed, network
 
 ENVIRONMENT = "/usr/local/lib/portranger"
 SHIPPED = "/usr/local/share/portranger/portranger.toml"
+PACKAGED_UNIT = "/usr/lib/systemd/system/portranger.service"
 STAGED = ("PREFIX=/opt/ranger", "DESTDIR=/stage")
+EXAMPLES = "/usr/local/share/doc/portranger/examples"
 MANUAL = "/usr/local/share/man/man8/portranger.8"
 
 
@@ -49,7 +51,7 @@ def test_nothing_names_the_place_where_it_was_built(machine: Machine) -> None:
 
 def test_nothing_is_left_to_compile_at_the_start(machine: Machine) -> None:
     before = files(machine, ENVIRONMENT)
-    machine.run("portranger", "demo")
+    assert "or portranger --help" in machine.says("portranger", "demo")
     assert files(machine, ENVIRONMENT) == before
 
 
@@ -74,8 +76,16 @@ def test_the_shell_completes_the_command(machine: Machine) -> None:
         echo "${COMPREPLY[@]}"
     """
     assert machine.says("bash", "-c", script) == "validate"
-    for path in ("zsh/site-functions/_portranger", "fish/vendor_completions.d/portranger.fish"):
-        assert "portranger" in machine.says("cat", f"/usr/local/share/{path}")
+    # tests/docs/test_completions.py tries that fish looks there.
+    for path in (
+        "/usr/local/share/zsh/site-functions/_portranger",
+        "/etc/fish/completions/portranger.fish",
+    ):
+        assert "portranger" in machine.says("cat", path)
+
+
+def test_the_examples_are_there(machine: Machine) -> None:
+    assert machine.says("diff", "-r", f"{SOURCE}/examples", EXAMPLES) == ""
 
 
 def test_installing_again_keeps_what_was_edited(own: Machine) -> None:
@@ -122,6 +132,38 @@ def test_uninstalling_keeps_what_was_edited_and_nothing_else(staged: Machine) ->
     assert staged.says("find", "/stage", "-not", "-type", "d") == edited
 
 
+def test_uninstalling_removes_the_directories_that_were_made_and_no_others(own: Machine) -> None:
+    words = ("PREFIX=/opt/pr/anger", "DESTDIR=/scene")
+    own.run("mkdir", "-p", "/scene/opt/pr/anger/bin", "/scene/opt/pr/anger/lib/portranger")
+    own.run("mkdir", "-p", "/scene/etc/fish/completions", "/scene/etc/systemd/system")
+    before = own.says("find", "/scene")
+    own.run("cp", "-a", ENVIRONMENT, "/scene/opt/pr/anger/lib/")
+    own.run("rm", "/scene/opt/pr/anger/lib/portranger/.directories")
+    make(own, "install", *words)
+    make(own, "install", *words)  # when all of them are there
+    assert "removed portranger" in make(own, "uninstall", *words)
+    gone = "/scene/opt/pr/anger/lib/portranger"
+    left = [path for path in before.splitlines() if path != gone]
+    # Of a bare system there are always some.
+    usual = ["/scene/etc/tmpfiles.d"]
+    assert sorted(own.says("find", "/scene").splitlines()) == sorted([*left, *usual])
+
+
+@pytest.mark.parametrize("words", [("PREFIX=/nosuch",), ("PREFIX=/usr",), STAGED])
+def test_uninstalling_what_is_not_there_touches_nothing(
+    staged: Machine, words: tuple[str, ...]
+) -> None:
+    make(staged, "uninstall", *STAGED)
+    staged.run("install", "-D", "-m644", "/dev/null", PACKAGED_UNIT)
+    staged.run("mkdir", "-p", "/stage/etc/portranger")
+    before = files(staged, "/usr", "/etc", "/stage")
+    told = make(staged, "uninstall", *words)
+    assert "nothing of portranger is below" in told
+    assert "removed" not in told
+    assert files(staged, "/usr", "/etc", "/stage") == before
+    staged.run("rm", PACKAGED_UNIT)
+
+
 @pytest.mark.parametrize("path", ["PREFIX=/root/here", "PREFIX=/home/joe", "PREFIX=here"])
 def test_where_the_service_cannot_see_it_nothing_is_installed(own: Machine, path: str) -> None:
     before = files(own, "/usr/local", "/root", "/home")
@@ -143,8 +185,8 @@ def test_uninstalling_stops_the_service_and_leaves_nothing_but_the_rules(own: Ma
     assert (
         own.says("systemctl", "list-units", "--all", "--plain", "--no-legend", "portranger*") == ""
     )
-    own.run("rm", "-r", MANIFESTS, "/var/lib/portranger")
-    make(own, "uninstall")
+    own.run("rm", "-r", "/etc/portranger", "/var/lib/portranger")
+    assert "nothing of portranger" in make(own, "uninstall")
     assert paths_of(own) ^ paths_of_base() <= made_by_booting()
 
 

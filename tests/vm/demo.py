@@ -37,11 +37,14 @@ def demonstrate() -> bool:
     """Whether everything was as it should be."""
     say("1. A client, a pod and a guest: Debian's cloud kernel and busybox, in qemu, with DHCP")
     say("   (the first time, 30 MB of packages are downloaded; they are not installed)\n")
-    with built(image()) as world:
+    made = image()
+    with built(made) as world:
         say(f"   client {world.client} -- eth0 [pod {world.pod}] k6t-eth0 -- tap0 -- guest\n")
         boot(world)
         good = forward(world) and edit(world) and reboot(world) and stop(world)
-    say("\nThe machine and the namespaces are gone again.")
+    say("\nThe machine and the namespaces are gone again. Its image stays, for the next time:")
+    size = sum(path.stat().st_size for path in made.kernel.parent.iterdir())
+    say(f"{size / 1e6:.0f} MB in {made.kernel.parent}.")
     return good
 
 
@@ -60,7 +63,7 @@ def boot(world: World) -> None:
 
 def forward(world: World) -> bool:
     say("\n2. portranger run watches a directory, and this manifest is saved there:\n")
-    for line in manifest(world.pod, BEFORE).splitlines():
+    for line in filter(None, manifest(world.pod, BEFORE).splitlines()):
         say(f"   {line}")
     forwarded = world.declare(BEFORE)
     say("\n3. The guest listens on every port below. What does the client reach?\n")

@@ -81,7 +81,7 @@ class Guest:
             self._process = self._started()
             if self._comes_up(BOOTS_WITHIN[accelerator]):
                 return
-            tell(f"not up after {BOOTS_WITHIN[accelerator]} s, or qemu ended")
+            tell(self._complaint())
             self.stop()
         raise AssertionError(self._failure())
 
@@ -131,6 +131,14 @@ class Guest:
             return self._boots > before or process.poll() is not None
 
         return eventually(settled, seconds) and self._boots > before
+
+    def _complaint(self) -> str:
+        """Why it is not up, in a line."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            return f"not up after {BOOTS_WITHIN[self._accelerator]} s of waiting"
+        said = self._complaints.read_text(errors="replace").strip().splitlines()
+        return f"qemu ended: {said[-1]}" if said else "qemu ended without a word"
 
     def _failure(self) -> str:
         complaints = self._complaints.read_text(errors="replace").splitlines()

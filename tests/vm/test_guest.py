@@ -5,15 +5,17 @@ It boots once for all tests here, by software emulation, so that it is the same 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from rules.model import FORWARDED, Protocol
 from tests.daemon.running import handles
-from tests.spaces import eventually
-from tests.vm.guest import POD
-from tests.vm.image import Unavailable, image
+from tests.spaces import eventually, space
+from tests.vm.guest import POD, Guest
+from tests.vm.image import Image, Unavailable, image, why_not
 from tests.vm.world import (
     ABOVE,
     AFTER,
@@ -58,6 +60,17 @@ def world(booted: World) -> World:
     """With the ranges that every test begins with."""
     assert booted.declare(BEFORE)
     return booted
+
+
+def test_a_machine_that_does_not_run_is_told_with_the_reason(tmp_path: Path) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    nothing = Image(kernel=tmp_path, initramfs=tmp_path, busybox=tmp_path)
+    told: list[str] = []
+    with space() as pod, pytest.raises(AssertionError, match="does not come up"):
+        Guest(pod, nothing, [], tmp_path).start(tell=told.append)
+    assert told[0] == "booting by tcg"
+    assert re.fullmatch("qemu ended: .*could not load kernel.*", told[1])
 
 
 def test_the_guest_has_its_address_from_the_server_on_the_bridge(world: World) -> None:
