@@ -7,7 +7,8 @@ there are many.
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-from agent.page.axis import Span, picture, ruler
+from agent.page.axis import legend, picture, ruler
+from agent.page.bars import MOST_BARS, Span
 from agent.page.markup import Html, discreet, element, joined, name
 from agent.page.words import ago, counted, lasting
 from agent.status import Drift, Standing, State
@@ -15,6 +16,7 @@ from rules.model import NODE, Live, Pending
 from rules.ports import ALL_PORTS
 
 MOST_TROUBLED, MOST_QUIET = 60, 120  # rows
+PAGE_BARS, FEWEST_BARS = 4000, 40  # of all rows together; and in a lane, even of many rows
 FEW = 12  # quiet ones that are shown without being asked for
 MOST_RANGES = 16  # of a namespace, that are written out
 MOST_REMARKS = 6
@@ -39,21 +41,23 @@ def section(standings: Sequence[Standing], now: float) -> Html:
     if not standings:
         words = "No manifest names a namespace, and no Service needs this node."
         return _titled(element("p", words, class_="quiet"))
+    shown = len(troubled[:MOST_TROUBLED]) + len(calm[:MOST_QUIET])
+    most = max(FEWEST_BARS, min(MOST_BARS, PAGE_BARS // shown))
     rows = joined(
-        [_row(one, now) for one in troubled[:MOST_TROUBLED]],
+        [_row(one, now, most) for one in troubled[:MOST_TROUBLED]],
         _rest(len(troubled) - MOST_TROUBLED),
     )
     quiet = joined(
-        [_row(one, now) for one in calm[:MOST_QUIET]],
+        [_row(one, now, most) for one in calm[:MOST_QUIET]],
         _rest(len(calm) - MOST_QUIET),
     )
     if len(calm) > FEW:
         words = f"{len(calm):,} {'more ' if troubled else ''}in sync, with nothing to say"
         quiet = element("details", element("summary", words), quiet, id="quiet", class_="fold")
-    return _titled(tally(standings), ruler(), rows, quiet)
+    return _titled(tally(standings), legend(rows, quiet), ruler(), rows, quiet)
 
 
-def _titled(*content: Html) -> Html:
+def _titled(*content: Html | None) -> Html:
     return element("section", element("h2", "Namespaces"), *content, id="namespaces")
 
 
@@ -87,7 +91,7 @@ def _rest(more: int) -> Html | None:
     return element("p", words, class_="more", id=f"rest-{more}")
 
 
-def _row(one: Standing, now: float) -> Html:
+def _row(one: Standing, now: float, most: int) -> Html:
     key = _key(one.netns)
     where = element("span", " the node itself", class_="quiet") if one.netns == NODE else None
     state = element("span", one.state.value, class_=f"state {KINDS[one.state]}")
@@ -101,7 +105,7 @@ def _row(one: Standing, now: float) -> Html:
         ),
         element(
             "div",
-            _drawn(key, one),
+            _drawn(key, one, most),
             _why(one),
             _remarks(one, now),
             _details(key, one, now),
@@ -117,7 +121,7 @@ def _key(netns: str) -> str:
     return "n" + blake2b(netns.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
-def _drawn(key: str, one: Standing) -> Html | None:
+def _drawn(key: str, one: Standing, most: int) -> Html | None:
     """Both families have the same ports, mostly: each is drawn once."""
     lanes: dict[str, dict[Span, None]] = {}
     for live in sorted(one.ranges, key=_by_port):
@@ -127,7 +131,7 @@ def _drawn(key: str, one: Standing) -> Html | None:
         lanes.setdefault(lane, {})[span] = None
     what = f"Ports forwarded in {one.netns}"
     found = {lane: tuple(spans) for lane, spans in sorted(lanes.items())}
-    return picture(key, what, found) if found else None
+    return picture(key, what, found, most=most) if found else None
 
 
 def _by_port(live: Live) -> tuple[str, int, int]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from agent.page import namespaces, node_ports
+from agent.page.axis import hatching
 from agent.page.markup import Html, discreet, element, joined, name
 from agent.page.words import ago, clock, counted
 from agent.status import Policies, State, Status
@@ -33,6 +34,7 @@ def document(status: Status, *, node: str, now: float, stuck: str = "") -> bytes
         element(
             "body",
             element("p", id="away", role="alert", hidden=True),
+            hatching(),
             element(
                 "div",
                 _header(node, kind, words, now),

@@ -12,15 +12,15 @@ from html.parser import HTMLParser
 
 import pytest
 
-from agent.page.axis import MOST_BARS
+from agent.page.bars import MOST_BARS, Bar, Span, bars
 from agent.page.markup import LONGEST, discreet, element
-from agent.page.namespaces import FEW, MOST_QUIET, MOST_TROUBLED
+from agent.page.namespaces import FEW, FEWEST_BARS, MOST_QUIET, MOST_TROUBLED
 from agent.page.whole import asset, document
 from agent.server import Server
 from agent.status import Change, Drift, Policies, Standing, State, Status, status_json
 from rules.model import Live, Pending, Protocol
 from rules.node_ports import Allocations, Bands, Holder
-from rules.ports import PortRange
+from rules.ports import ALL_PORTS, PortRange
 from rules.problems import Problem, printable
 from rules.values import replace
 from tests.unit.samples import DESKTOP, PROBLEM, forward, forwards
@@ -217,6 +217,82 @@ def test_every_picture_has_a_name_and_says_the_same_in_words() -> None:
     assert "static band 30000-30085: 2 of 86 taken" in page.said
 
 
+def spans(*ports: tuple[int, int], owner: str = "x") -> list[Span]:
+    return [Span(PortRange(*one), owner) for one in ports]
+
+
+APART = spans(*((port, port) for port in range(1000, 62381, 60)))  # too close for an eye
+
+
+def test_a_bar_of_many_ranges_says_how_many_ports_it_has_and_is_hatched() -> None:
+    live = forwards(*(f"tcp {span.ports}" for span in APART), owner=DESKTOP)
+    page = seen(node(standing("blue", live=live)))
+    drawn = page.all("rect")
+    assert {(one["class"], one["fill"]) for one in drawn} == {("bar many", "url(#hatch)")}
+    assert f"55 ranges, 55 ports within tcp 1000-4240: {DESKTOP}" in page.said
+    assert not any(one.startswith("tcp 1000-") for one in page.said)
+    assert "too close to be drawn one by one" in page.text
+
+
+def test_where_nothing_is_hatched_nobody_is_told_what_it_means() -> None:
+    page = seen(node(standing("blue", live=forwards("tcp 22", "tcp 80-90"))))
+    assert [one.get("fill") for one in page.all("rect")] == [None, None]
+    assert "too close" not in page.text
+    hostile = seen(node(standing('fill="url(#hatch)"', live=forwards("tcp 22"))))
+    assert "too close" not in hostile.text
+
+
+@pytest.mark.parametrize("most", [FEWEST_BARS, MOST_BARS])
+@pytest.mark.parametrize(
+    "held",
+    [
+        APART,
+        spans(*((port, port + 50) for port in range(1, 65000, 118))),
+        spans(*((port, port) for port in range(1, 65536, 20))),
+        spans(*((port, port) for port in range(30000, 32000)), owner="one"),
+        [Span(ALL_PORTS, str(owner)) for owner in range(500)],
+    ],
+    ids=["single", "ranges", "dense", "touching", "everything, often"],
+)
+def test_bars_together_have_the_ports_of_all_ranges_and_are_few(
+    held: list[Span], most: int
+) -> None:
+    drawn = bars(held, ALL_PORTS, most)
+    assert 0 < len(drawn) <= most
+    assert sum(bar.ranges for bar in drawn) == len(held)
+    taken = sum(len(ports) for ports in {span.ports for span in held})
+    assert sum(bar.taken for bar in drawn) == taken
+    for span in held:
+        assert any(bar.ports.holds(span.ports) for bar in drawn)
+
+
+def test_what_an_eye_can_tell_apart_is_drawn_one_by_one() -> None:
+    held = spans((1, 1), (80, 80), (1000, 8000), (8001, 8100), (8150, 8150))
+    held += spans(*((port, port + 20) for port in range(20_000, 60_000, 250)))
+    assert [bar.ports for bar in bars(held, ALL_PORTS)] == [span.ports for span in held]
+
+
+def test_a_wide_range_is_itself_whatever_crowds_beside_it() -> None:
+    crowd = spans(*((port, port) for port in range(8010, 9000, 30)))
+    first, second = bars([*spans((1000, 8000)), *crowd], ALL_PORTS)
+    assert first == Bar(ports=PortRange(1000, 8000), owner="x", taken=7001)
+    assert (second.ports, second.ranges) == (PortRange(8010, crowd[-1].ports.last), len(crowd))
+    assert second.has_gaps
+
+
+def test_a_band_shows_as_taken_what_is_taken() -> None:
+    taken = [*range(30100, 32700, 13), *range(30101, 31000, 13)]
+    holders = {
+        Holder(f"Service/default/s{port}", "", Protocol.TCP): PortRange(port, port)
+        for port in taken
+    }
+    known = Allocations(Bands(PortRange(30000, 32767)), holders)
+    domain = known.bands.upper
+    drawn = bars([Span(one, str(who)) for who, one in holders.items()], domain)
+    assert sum(len(bar.ports) for bar in drawn if not bar.has_gaps) <= len(taken)
+    assert sum(bar.taken for bar in drawn) == len(taken) == len(domain) - known.available(domain)
+
+
 def test_a_machine_that_has_everything_fills_the_axis() -> None:
     everything = forward("", owner=DESKTOP)
     page = seen(node(standing("blue", live=(Live(everything, 1),))))
@@ -389,7 +465,8 @@ def test_a_thousand_namespaces_in_trouble_make_a_page_of_bounded_size_in_bounded
     found = Seen(page)
     assert len(found.all("article")) == MOST_TROUBLED + MOST_QUIET
     assert f"and {500 - MOST_TROUBLED} more: " in found.said
-    assert len(found.all("rect")) <= (MOST_TROUBLED + MOST_QUIET + 2) * MOST_BARS
+    rows = MOST_TROUBLED + MOST_QUIET
+    assert len(found.all("rect")) <= rows * FEWEST_BARS + 2 * MOST_BARS
 
 
 # ------------------------------------------------------------------------------------ over HTTP
