@@ -23,6 +23,7 @@ MOST_REMARKS = 6
 RECENT = 3600.0  # seconds for which a drift is something to look at
 
 ORDER = (State.FAILING, State.REFUSED, State.CONFLICT, State.PENDING, State.IN_SYNC)
+URGENCY = (*ORDER[:3], None, State.IN_SYNC, State.PENDING)  # None: repaired of late
 KINDS = {  # how serious it is; the word is always there, too
     State.IN_SYNC: "good",
     State.PENDING: "wait",
@@ -36,8 +37,9 @@ Lines = dict[tuple[str, str, str], list[str]]
 
 def section(standings: Sequence[Standing], now: float) -> Html:
     """All of them, or as many as make a page."""
-    troubled = sorted((one for one in standings if not _is_quiet(one, now)), key=_worst_first)
-    calm = sorted((one for one in standings if _is_quiet(one, now)), key=_worst_first)
+    ordered = sorted(standings, key=lambda one: (_urgency(one, now), one.netns))
+    troubled = [one for one in ordered if not _is_quiet(one, now)]
+    calm = [one for one in ordered if _is_quiet(one, now)]
     if not standings:
         words = "No manifest names a namespace, and no Service needs this node."
         return _titled(element("p", words, class_="quiet"))
@@ -45,11 +47,11 @@ def section(standings: Sequence[Standing], now: float) -> Html:
     most = max(FEWEST_BARS, min(MOST_BARS, PAGE_BARS // shown))
     rows = joined(
         [_row(one, now, most) for one in troubled[:MOST_TROUBLED]],
-        _rest(len(troubled) - MOST_TROUBLED),
+        _rest(troubled[MOST_TROUBLED:], "unseen"),
     )
     quiet = joined(
         [_row(one, now, most) for one in calm[:MOST_QUIET]],
-        _rest(len(calm) - MOST_QUIET),
+        _rest(calm[MOST_QUIET:], "unseen-quiet"),
     )
     if len(calm) > FEW:
         words = f"{len(calm):,} {'more ' if troubled else ''}in sync, with nothing to say"
@@ -63,32 +65,44 @@ def _titled(*content: Html | None) -> Html:
 
 def tally(standings: Sequence[Standing]) -> Html:
     """How many are in each state."""
-    counts = {state: sum(one.state is state for one in standings) for state in ORDER}
     said = [
         element("li", element("strong", f"{count:,}"), f" {state.value}", class_=KINDS[state])
-        for state, count in counts.items()
-        if count
+        for state, count in _counts(standings).items()
     ]
     return element("ul", said, class_="tally")
+
+
+def _counts(standings: Sequence[Standing]) -> dict[State, int]:
+    counts = {state: sum(one.state is state for one in standings) for state in ORDER}
+    return {state: count for state, count in counts.items() if count}
 
 
 def _is_quiet(one: Standing, now: float) -> bool:
     return (
         one.state is State.IN_SYNC
         and not (one.pending or one.refused or one.notes)
-        and (one.drift is None or now - one.drift.at > RECENT)
+        and not _was_repaired(one, now)
     )
 
 
-def _worst_first(one: Standing) -> tuple[int, str]:
-    return ORDER.index(one.state), one.netns
+def _was_repaired(one: Standing, now: float) -> bool:
+    return one.drift is not None and now - one.drift.at <= RECENT
 
 
-def _rest(more: int) -> Html | None:
-    if more <= 0:
+def _urgency(one: Standing, now: float) -> int:
+    """What is wrong, then what was mended of late, then what has something to say, then what only
+    waits: if some are not shown, let it be those that nobody need do anything about."""
+    calm = one.state in (State.PENDING, State.IN_SYNC)
+    return URGENCY.index(None if calm and _was_repaired(one, now) else one.state)
+
+
+def _rest(unseen: Sequence[Standing], key: str) -> Html | None:
+    """Not shown: 42 pending, 1 in sync."""
+    if not unseen:
         return None
-    words = joined(f"and {more:,} more: ", element("code", "portranger status"), " tells them all")
-    return element("p", words, class_="more", id=f"rest-{more}")
+    said = ", ".join(f"{count:,} {state.value}" for state, count in _counts(unseen).items())
+    told = joined(f"Not shown: {said}; ", element("code", "portranger status"), " tells them all")
+    return element("p", told, class_="more", id=key)
 
 
 def _row(one: Standing, now: float, most: int) -> Html:

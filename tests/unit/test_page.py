@@ -434,6 +434,30 @@ def test_those_that_need_somebody_come_first_and_the_quiet_are_folded() -> None:
     assert "quiet" not in [one.get("id") for one in seen(node(*quiet[:FEW])).all("details")]
 
 
+def test_those_that_are_not_shown_only_wait_and_are_counted() -> None:
+    waiting = [standing(f"w{number:03}", State.PENDING) for number in range(MOST_TROUBLED + 42)]
+    drift = Drift(at=NOW - 60, changes=1)
+    others = [
+        standing("z-noted", notes=("a note",)),
+        standing("z-repaired", drift=drift),
+        standing("z-waiting-repaired", State.PENDING, drift=drift),
+        *(standing(f"z{state.name}", state) for state in (State.CONFLICT, State.REFUSED)),
+        standing("zFAILING", State.FAILING),
+    ]
+    page = seen(node(*waiting, *others))
+    names = [one for one in page.said if one[0] in "wz" and " " not in one]
+    assert names[:7] == [
+        "zFAILING",
+        "zREFUSED",
+        "zCONFLICT",
+        "z-repaired",
+        "z-waiting-repaired",
+        "z-noted",
+        "w000",
+    ]
+    assert f"Not shown: {42 + len(others)} pending; " in page.said
+
+
 def test_a_thousand_namespaces_in_trouble_make_a_page_of_bounded_size_in_bounded_time() -> None:
     live = forwards(*(f"tcp {1 + 900 * number}-{400 + 900 * number}" for number in range(64)))
     where = tuple(Pending("o" * 300, "r" * 900) for _ in range(20))
@@ -464,7 +488,8 @@ def test_a_thousand_namespaces_in_trouble_make_a_page_of_bounded_size_in_bounded
     assert len(page) < 1_500_000
     found = Seen(page)
     assert len(found.all("article")) == MOST_TROUBLED + MOST_QUIET
-    assert f"and {500 - MOST_TROUBLED} more: " in found.said
+    assert f"Not shown: {500 - MOST_TROUBLED} failing; " in found.said
+    assert f"Not shown: {500 - MOST_QUIET} in sync; " in found.said
     rows = MOST_TROUBLED + MOST_QUIET
     assert len(found.all("rect")) <= rows * FEWEST_BARS + 2 * MOST_BARS
 
