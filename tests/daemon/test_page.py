@@ -82,6 +82,12 @@ def row(browser: Browser, netns: str) -> str:
     return f"#{found}"
 
 
+def icon(browser: Browser) -> str:
+    """The colour that the tab has."""
+    href = str(browser.run("return document.getElementById('icon').getAttribute('href')"))
+    return href.partition("fill=")[2]
+
+
 def look_again(browser: Browser) -> None:
     """As who comes back to the tab, rather than wait for the next time."""
     browser.run("document.dispatchEvent(new Event('visibilitychange'))")
@@ -195,14 +201,20 @@ def test_what_happens_meanwhile_is_shown_and_what_is_read_stays_as_it_is(
         assert eventually(lambda: browser.text("#attention") == "")
         assert browser.run("return document.querySelector(arguments[0]) === before", article)
         assert complaints(browser) == []
+        assert browser.run("return document.title").startswith("Ready · ")
+        colour = icon(browser)
         node.configure(listen=f"127.0.0.1:{daemon.port}")
         daemon.stop()
     look_again(browser)
     assert browser.shows("The daemon has not answered since")
+    assert browser.run("return document.title").startswith("No answer · ")
+    assert icon(browser) != colour
     assert "7000-7999" in browser.text(f"{article} tbody")
     with node.running():
         look_again(browser)
         assert eventually(lambda: "has not answered" not in browser.text(), SOON)
+        assert browser.run("return document.title").startswith("Ready · ")
+        assert icon(browser) == colour
         assert browser.text("#health") == "Ready"
 
 

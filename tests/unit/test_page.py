@@ -15,7 +15,7 @@ import pytest
 from agent.page.bars import MOST_BARS, Bar, Span, bars
 from agent.page.markup import LONGEST, discreet, element
 from agent.page.namespaces import FEW, FEWEST_BARS, MOST_QUIET, MOST_TROUBLED
-from agent.page.whole import asset, document
+from agent.page.whole import COLOURS, asset, document
 from agent.server import Server
 from agent.status import Change, Drift, Policies, Standing, State, Status, status_json
 from rules.model import Live, Pending, Protocol
@@ -174,6 +174,21 @@ def test_it_says_how_everything_stands() -> None:
     ("status", "stuck", "line"),
     [
         (node(), "", "Ready"),
+        (node(problems=(PROBLEM,)), "", "Ready, 1 problem"),
+        (
+            node(
+                *(standing(f"a{number}", State.CONFLICT) for number in range(2)),
+                standing("b", State.REFUSED),
+                problems=(PROBLEM,) * 1155,
+            ),
+            "",
+            "Ready, 1,155 problems, 1 refused, 2 in conflict",
+        ),
+        (
+            node(standing("a", State.FAILING), standing("b", State.CONFLICT)),
+            "",
+            "Not ready: 1 namespace is failing, 1 in conflict",
+        ),
         (node(ready=False), "", "Not ready: not every namespace has been tried yet"),
         (node(unreadable="/m is away"), "", "Not ready: the manifests cannot be read"),
         (node(), "The loop is stuck.", "Not alive: the loop is stuck"),
@@ -185,6 +200,49 @@ def test_the_health_line_says_the_worst(status: Status, stuck: str, line: str) -
     assert page.said[1] == f"{line.partition(':')[0]} · node-1 · portranger"
     if status.unreadable:
         assert "/m is away" in page.text
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (node(standing("a", State.PENDING)), "good"),
+        (node(problems=(PROBLEM,)), "warn"),
+        (node(standing("a", State.CONFLICT)), "warn"),
+        (node(standing("a", State.REFUSED)), "warn"),
+        (node(standing("a", State.FAILING), problems=(PROBLEM,)), "bad"),
+        (node(ready=False, problems=(PROBLEM,)), "wait"),
+    ],
+)
+def test_a_node_with_something_wrong_is_not_green(status: Status, kind: str) -> None:
+    page = seen(status)
+    (health,) = (one for one in page.all("p") if one.get("id") == "health")
+    assert health["class"] == f"health state {kind}"
+    (icon,) = (one["href"] for one in page.all("link") if one["rel"] == "icon")
+    assert COLOURS[kind] in str(icon)
+
+
+def test_of_many_problems_the_first_few_are_seen_and_the_others_unfolded() -> None:
+    problems = tuple(replace(PROBLEM, file=f"{number:03}.yaml") for number in range(155))
+    held = tuple(f"{number:03}.yaml" for number in range(40))
+    page = document(node(problems=problems, held=held), node="n", now=NOW).decode()
+    attention = page.partition('id="attention"')[2] or page
+    folded = re.findall("<details.*?</details>", attention)
+    at_once = "".join(re.split("<details.*?</details>", attention.partition("</section>")[0]))
+    assert at_once.count("<li>") == 2 * 3
+    assert "and 152 more<" in folded[0]
+    assert "and 125 more: portranger status" in folded[0]
+    assert "and 37 more<" in folded[1]
+    few = seen(node(problems=problems[:3], held=held[:3]))
+    assert few.all("details") == []
+
+
+@pytest.mark.parametrize(
+    "why", ["/m: No such file or directory", "/m: No such file or directory.", "Why so?"]
+)
+def test_an_error_ends_before_what_we_say_about_it_begins(why: str) -> None:
+    text = seen(node(unreadable=why)).text
+    ended = why if why[-1] in ".?" else f"{why}."
+    assert f"They cannot be read. {ended} What was running goes on." in text
 
 
 def test_ports_are_drawn_where_they_are() -> None:
