@@ -22,6 +22,7 @@ MOST_RANGES = 16  # of a namespace, that are written out
 MOST_REMARKS = 6
 RECENT = 3600.0  # seconds for which a drift is something to look at
 
+UNKNOWN = (State.FAILING, State.REFUSED)  # so that nobody knows what the kernel holds now
 ORDER = (State.FAILING, State.REFUSED, State.CONFLICT, State.PENDING, State.IN_SYNC)
 URGENCY = (*ORDER[:3], None, State.IN_SYNC, State.PENDING)  # None: repaired of late
 KINDS = {  # how serious it is; the word is always there, too
@@ -143,9 +144,19 @@ def _drawn(key: str, one: Standing, most: int) -> Html | None:
         lane = rule.protocol.value if rule.protocol else "any"
         span = Span(rule.ports or ALL_PORTS, rule.owner)
         lanes.setdefault(lane, {})[span] = None
-    what = f"Ports forwarded in {one.netns}"
+    what = f"Ports forwarded in {one.netns}{_when(one)}"
     found = {lane: tuple(spans) for lane, spans in sorted(lanes.items())}
-    return picture(key, what, found, most=most) if found else None
+    if not found:
+        return None
+    drawn = picture(key, what, found, most=most)
+    if one.state not in UNKNOWN:
+        return drawn
+    words = "Drawn as last seen; what the kernel holds now is not known."
+    return joined(element("div", drawn, class_="past"), element("p", words, class_="quiet"))
+
+
+def _when(one: Standing) -> str:
+    return ", as last seen" if one.state in UNKNOWN else ""
 
 
 def _by_port(live: Live) -> tuple[str, int, int]:
@@ -204,7 +215,7 @@ def _details(key: str, one: Standing, now: float) -> Html | None:
     backend = f"{one.backend}: {one.reason or 'as configured'}" if one.backend else ""
     return element(
         "details",
-        element("summary", f"{ranges} in {rules}{beside}", last),
+        element("summary", f"{ranges} in {rules}{beside}{_when(one)}", last),
         element("p", discreet(backend), class_="quiet") if backend else None,
         _table(lines),
         id=f"{key}-more",

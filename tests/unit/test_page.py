@@ -261,6 +261,19 @@ def test_ports_are_drawn_where_they_are() -> None:
     assert drawn == [pytest.approx(one, abs=1e-3) for one in expected]
 
 
+@pytest.mark.parametrize("state", State)
+def test_where_nobody_knows_what_the_kernel_holds_the_picture_is_of_the_last_look(
+    state: State,
+) -> None:
+    page = seen(node(standing("blue", state, live=forwards("tcp 22-80"))))
+    unknown = state in (State.FAILING, State.REFUSED)
+    assert ("Drawn as last seen; what the kernel holds now is not known." in page.said) == unknown
+    assert ("Ports forwarded in blue, as last seen" in page.said) == unknown
+    assert ("1 range in 2 rules, as last seen" in page.said) == unknown
+    assert ("past" in [one.get("class") for one in page.all("div")]) == unknown
+    assert "as last seen" not in seen(node(standing("blue", state))).text
+
+
 def test_every_picture_has_a_name_and_says_the_same_in_words() -> None:
     page = seen(node(standing("blue", live=forwards("tcp 22-80")), allocations=ALLOCATIONS))
     pictures = [one for one in page.all("svg") if one.get("role") == "img"]
