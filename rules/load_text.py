@@ -47,10 +47,11 @@ def screen(view: View, sort: str, clock: str, size: tuple[int, int]) -> list[str
     """As much as fits; what does not is summed up, and a line that is cut ends with a sign."""
     width, height = size
     keys = ", ".join(f"{key} {name}" for key, name in SORTS.items())
-    words = [[_summary(view.loads, sort, clock)], [f"q quits; sort by: {keys}"]]
-    troubles = [[trouble] for trouble in view.troubles]
-    above = _lines(words, size)
-    notes = _lines([*_said(view), *troubles], size)[: max(0, height // 2 - len(above))]
+    above = [_summary(view.loads, sort, clock), f"q quits; sort by: {keys}"]
+    if height >= TALL:
+        above = [part for line in above for part in _wrapped(line, width)]
+    free = height - len(above) - 1 - len(view.loads)  # titles, and all ranges
+    notes = _notes(view, width, max(0, height // 2 - len(above), free))
     room = max(0, height - len(above) - len(notes) - 1)  # below the titles
     ordered = _sorted(view.loads, sort)
     shown = ordered if len(ordered) <= room else ordered[: max(0, room - 1)]
@@ -60,22 +61,24 @@ def screen(view: View, sort: str, clock: str, size: tuple[int, int]) -> list[str
     return [_cut(line, width) for line in (*lines, *notes)][:height]
 
 
-def _lines(said: Iterable[Sequence[str]], size: tuple[int, int]) -> list[str]:
-    """In one line each, or where there is room in as many as it takes; what one may want to copy
-    then begins a line."""
-    width, height = size
+def _notes(view: View, width: int, most: int) -> list[str]:
+    """What there is to say, in so many lines at most. What one may want to copy begins a line, and
+    is all there or ends with a sign."""
     found: list[str] = []
-    for parts in said:
+    for parts in (*_said(view), *((trouble,) for trouble in view.troubles)):
         whole = ": ".join(parts)
-        if len(whole) <= width or height < TALL:
-            found.append(whole)
-            continue
-        *before, last = parts
-        for part in (*(f"{one}:" for one in before), last):
-            found += wrap(
-                part, max(width, LEAST), subsequent_indent=BETWEEN, break_on_hyphens=False
-            )
-    return found
+        lines = [whole]
+        if len(whole) > width:
+            broken = (*(f"{one}:" for one in parts[:-1]), parts[-1])
+            lines = [line for one in broken for line in _wrapped(one, width)]
+        found += lines if len(found) + len(lines) <= most else [whole]
+    return found[:most]
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    return wrap(line, max(width, LEAST), subsequent_indent=BETWEEN, break_on_hyphens=False)
 
 
 def _cut(line: str, width: int) -> str:

@@ -319,6 +319,18 @@ def test_all_of_what_is_said_can_be_read_on_a_narrow_screen(width: int) -> None:
     assert any(line.startswith("ip netns exec blue sysctl") for line in lines)
 
 
+@pytest.mark.parametrize("height", range(5, 25))
+@pytest.mark.parametrize("loads", [SOME, MANY], ids=["some", "many"])
+def test_a_command_is_all_there_or_ends_with_a_sign(loads: tuple[Load, ...], height: int) -> None:
+    lines = screen(View(loads=loads, unaccounted=("blue",)), "open", "12:00:00", (40, height))
+    hints = [at for at, line in enumerate(lines) if line.startswith("to count packets")]
+    assert len(hints) <= 1
+    for at in hints:
+        said = " ".join(" ".join(lines[at:]).split())
+        assert said.endswith((f"ip netns exec blue {SETTING}", ">"))
+    assert len(hints) == 1 or height < 6
+
+
 def test_what_does_not_fit_the_screen_is_summed_up() -> None:
     many = tuple(busy(f"tcp {port}", open=port, new=1.0) for port in range(1, 101))
     lines = screen(View(loads=many), "open", "12:00:00", (200, 13))
