@@ -129,6 +129,33 @@ def test_ranges_and_bands_are_drawn_where_they_are_on_every_screen(
         assert complaints(browser) == []
 
 
+def test_many_ports_between_free_ones_are_hatched_under_the_policy_of_the_page(
+    lab: Net, node: Node, browser: Browser
+) -> None:
+    many = range(1000, 21000, 60)
+    node.save("vm.yaml", vm_manifest(lab.vms[0], ",".join(map(str, [*many, "40000-50000"]))))
+    with node.running() as daemon:
+        assert daemon.is_in("in sync", lab.vms[0].pod)
+        assert len(daemon.standing(lab.vms[0].pod)["ranges"]) >= len(many)
+        opened(browser, daemon)
+        pod = row(browser, lab.vms[0].pod)
+        *joined, last = bars(browser, pod)
+        assert last == "tcp 40000-50000"
+        ranges = [int(title.split()[0]) for title in joined]
+        assert sum(ranges) == len(many)
+        assert 1 < len(ranges) < 20
+        fills = browser.run(
+            "return [...document.querySelectorAll(arguments[0])]"
+            ".map((bar) => getComputedStyle(bar).fill)",
+            f"{pod} rect",
+        )
+        assert [fill.startswith('url("#hatch")') for fill in fills] == [True] * len(joined) + [
+            False
+        ]
+        assert "too close to be drawn one by one" in browser.text("#namespaces .legend")
+        assert complaints(browser) == []
+
+
 def test_hostile_names_are_shown_as_they_are_and_do_nothing(
     lab: Net, node: Node, browser: Browser, tmp_path: Path
 ) -> None:
