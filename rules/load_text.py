@@ -1,6 +1,7 @@
 """How busy ranges are, as a table: a whole one, or one that fits a screen."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from textwrap import wrap
 from types import MappingProxyType
 
 from rules.holdings import listed
@@ -12,18 +13,15 @@ ACCOUNTING = "net.netfilter.nf_conntrack_acct=1"
 SORTS: Mapping[str, str] = MappingProxyType(
     {"o": "open", "n": "new", "p": "packets", "b": "bytes", "r": "range"}
 )  # by the keys for them
-TITLES = (
-    "open",
-    "unanswered",
-    "new/s",
-    "packets/s",
-    "bytes/s",
-    "range",
-    "namespace",
-    "to",
-    "owner",
-)
-NUMBERS = 5  # of these columns, to the right
+OPEN, UNANSWERED, NEW, PACKETS, BYTES = "open", "unanswered", "new/s", "packets/s", "bytes/s"
+RANGE, NETNS, TO, OWNER = "range", "namespace", "to", "owner"
+NUMBERS = (OPEN, UNANSWERED, NEW, PACKETS, BYTES)  # to the right of their columns
+TABLE = (*NUMBERS, RANGE, NETNS, TO, OWNER)  # a script finds numbers where they always are
+SCREEN = (RANGE, *NUMBERS, NETNS, TO, OWNER)  # a person looks for the range
+SPARED = (TO, UNANSWERED, PACKETS, BYTES, NETNS, NEW, OWNER, OPEN)  # the first first
+BETWEEN = "  "  # columns
+LEAST = 16  # letters of a name that is cut: fewer would tell nobody apart
+TALL = 12  # lines of a screen on which what is said around the table may go on in the next line
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -35,10 +33,14 @@ class View(Value, kw_only=True):
     troubles: tuple[str, ...] = ()  # lines about those that could not be looked at
 
 
+Cells = dict[str, str]  # by the titles of their columns
+
+
 def table(view: View, sort: str, clock: str) -> list[str]:
     """Every range, and what there is to say about them all."""
-    rows = _rows(_sorted(view.loads, sort)) if view.loads else []
-    return [_summary(view.loads, sort, clock), *rows, *_said(view)]
+    cells = [_cells(one) for one in _sorted(view.loads, sort)]
+    rows = _rows(cells, TABLE) if cells else []
+    return [_summary(view.loads, sort, clock), *rows, *map(": ".join, _said(view))]
 
 
 def screen(view: View, sort: str, clock: str, size: tuple[int, int]) -> list[str]:
@@ -46,14 +48,37 @@ def screen(view: View, sort: str, clock: str, size: tuple[int, int]) -> list[str
     width, height = size
     keys = ", ".join(f"{key} {name}" for key, name in SORTS.items())
     above = [_summary(view.loads, sort, clock), f"q quits; sort by: {keys}"]
-    notes = [*_said(view), *view.troubles][: max(0, height // 2 - len(above))]
+    if height >= TALL:
+        above = [part for line in above for part in _wrapped(line, width)]
+    free = height - len(above) - 1 - len(view.loads)  # titles, and all ranges
+    notes = _notes(view, width, max(0, height // 2 - len(above), free))
     room = max(0, height - len(above) - len(notes) - 1)  # below the titles
     ordered = _sorted(view.loads, sort)
     shown = ordered if len(ordered) <= room else ordered[: max(0, room - 1)]
-    lines = [*above, *_rows(shown)]
+    lines = [*above, *_fitted([_cells(one) for one in shown], _wanted(view), sort, width)]
     if len(shown) < len(ordered):
         lines.append(f"and {_sums(ordered[len(shown) :])}")
     return [_cut(line, width) for line in (*lines, *notes)][:height]
+
+
+def _notes(view: View, width: int, most: int) -> list[str]:
+    """What there is to say, in so many lines at most. What one may want to copy begins a line, and
+    is all there or ends with a sign."""
+    found: list[str] = []
+    for parts in (*_said(view), *((trouble,) for trouble in view.troubles)):
+        whole = ": ".join(parts)
+        lines = [whole]
+        if len(whole) > width:
+            broken = (*(f"{one}:" for one in parts[:-1]), parts[-1])
+            lines = [line for one in broken for line in _wrapped(one, width)]
+        found += lines if len(found) + len(lines) <= most else [whole]
+    return found[:most]
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    return wrap(line, max(width, LEAST), subsequent_indent=BETWEEN, break_on_hyphens=False)
 
 
 def _cut(line: str, width: int) -> str:
@@ -87,24 +112,81 @@ def _sums(loads: Sequence[Load]) -> str:
     )
 
 
-def _rows(loads: Iterable[Load]) -> list[str]:
+def _cells(one: Load) -> Cells:
+    held = one.holding
+    return {
+        OPEN: str(one.open),
+        UNANSWERED: str(one.unanswered),
+        NEW: rate(one.new),
+        PACKETS: rate(one.packets),
+        BYTES: rate(one.octets),
+        RANGE: held.what,
+        NETNS: one.netns,
+        TO: listed(held.targets),
+        OWNER: held.whose,
+    }
+
+
+def _wanted(view: View) -> list[str]:
+    """The columns of a screen: none of what nobody counts."""
+    if view.loads and len(view.unaccounted) == len({one.netns for one in view.loads}):
+        return [title for title in SCREEN if title not in (PACKETS, BYTES)]
+    return list(SCREEN)
+
+
+def _fitted(cells: Sequence[Cells], titles: Sequence[str], sort: str, width: int) -> list[str]:
+    """Within that width: without the kinds of owners, then without what can best be spared, and
+    with the ends of names. What it is sorted by stays."""
+    if _total(_widths(cells, titles)) <= width:
+        return _rows(cells, titles)
+    shorter = [{**one, OWNER: _kindless(one[OWNER])} for one in cells]
+    widths = _widths(shorter, titles)
+    alone = len({one[NETNS] for one in cells}) == 1
+    for title in (TO, *([NETNS] if alone else []), *SPARED):
+        if _total({name: _least(name, size) for name, size in widths.items()}) <= width:
+            break
+        if title.removesuffix("/s") != sort:
+            widths.pop(title, None)
+    for name in (OWNER, NETNS):
+        if name in widths:
+            over = max(0, _total(widths) - width)
+            widths[name] = max(_least(name, widths[name]), widths[name] - over)
+    cut = [{title: _end(one[title], size) for title, size in widths.items()} for one in shorter]
+    return _rows(cut, tuple(widths))
+
+
+def _rows(cells: Sequence[Cells], titles: Sequence[str]) -> list[str]:
     """Under their titles, in columns; the last may be of any length."""
-    rows = [TITLES, *(_cells(one) for one in loads)]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(TITLES))]
+    widths = _widths(cells, titles)
     return [
-        "  ".join(
-            f"{cell:>{width}}" if at < NUMBERS else f"{cell:{width}}"
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        BETWEEN.join(
+            f"{row[title]:>{size}}" if title in NUMBERS else f"{row[title]:{size}}"
+            for title, size in widths.items()
         ).rstrip()
-        for row in rows
+        for row in ({title: title for title in titles}, *cells)
     ]
 
 
-def _cells(one: Load) -> tuple[str, ...]:
-    held = one.holding
-    numbers = (rate(one.new), rate(one.packets), rate(one.octets))
-    whither = listed(held.targets)
-    return (str(one.open), str(one.unanswered), *numbers, held.what, one.netns, whither, held.whose)
+def _widths(cells: Sequence[Cells], titles: Sequence[str]) -> dict[str, int]:
+    return {title: max(len(title), *(len(one[title]) for one in cells), 0) for title in titles}
+
+
+def _total(widths: Mapping[str, int]) -> int:
+    return sum(widths.values()) + len(BETWEEN) * (len(widths) - 1)
+
+
+def _least(title: str, size: int) -> int:
+    """How narrow a column can be that would like to have that size."""
+    return min(size, LEAST) if title in (NETNS, OWNER) else size
+
+
+def _kindless(owner: str) -> str:
+    """default/desktop/red, of VirtualMachine/default/desktop/red."""
+    return owner.partition("/")[2] or owner
+
+
+def _end(name: str, size: int) -> str:
+    return name if len(name) <= size else f"<{name[len(name) - size + 1 :]}"
 
 
 def rate(number: float | None) -> str:
@@ -117,17 +199,17 @@ def rate(number: float | None) -> str:
     return f"{number:.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
 
 
-def _said(view: View) -> Iterator[str]:
+def _said(view: View) -> Iterator[tuple[str, ...]]:
+    """Lines, some of them with a command behind what it is for."""
     if not view.loads and not view.troubles:
-        yield "Nothing of ours is live. `portranger apply -f FILE` sets it up."
+        yield ("Nothing of ours is live. `portranger apply -f FILE` sets it up.",)
     if view.loads and view.unaccounted:
         where = listed(view.unaccounted)
-        yield (
-            f"to count packets and bytes of new flows: {enabling(view.unaccounted[0])}"
-            f" (not counted: {where})"
-        )
+        words = f"to count packets and bytes of new flows (not counted: {where})"
+        yield words, enabling(view.unaccounted[0])
     if uncounted := sum(one.uncounted for one in view.loads if one.packets is not None):
-        yield f"packets/s, bytes/s: without {uncounted} flows that began before they were counted"
+        words = f"without {uncounted} flows that began before they were counted"
+        yield (f"packets/s, bytes/s: {words}",)
 
 
 def enabling(netns: str) -> str:

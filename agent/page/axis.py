@@ -1,33 +1,30 @@
 """Port ranges drawn to scale: an SVG a picture, a lane a protocol, a bar a range.
 
 Places are percentages of the width, so that a picture fits every screen and its bars are where
-their ports are. The table beside it says the same in words.
+their ports are. A bar that stands for many, with free ports between them, is hatched. The table
+beside it says the same in words.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from agent.page.markup import Html, element
+from agent.page.bars import MOST_BARS, Bar, Span, bars
+from agent.page.markup import Html, element, joined
+from agent.page.words import counted
 from rules.ports import ALL_PORTS, PortRange
-from rules.values import Value
 
-MOST_BARS = 40  # in a lane; more would be narrower than what lies between them
 LANE, BAR = 16, 10  # pixels
 TINTS = 3
 TICKS = tuple(range(10_000, 60_001, 10_000))
-
-
-class Span(Value):
-    """A range, and whose it is."""
-
-    ports: PortRange
-    owner: str
-
+HATCH = "url(#hatch)"
 
 Lanes = Mapping[str, Sequence[Span]]
 
 
-def picture(key: str, what: str, lanes: Lanes, domain: PortRange = ALL_PORTS) -> Html:
-    """The lanes, one below the other; `key` is what no other picture of the page has."""
+def picture(
+    key: str, what: str, lanes: Lanes, domain: PortRange = ALL_PORTS, most: int = MOST_BARS
+) -> Html:
+    """The lanes, one below the other; `key` is what no other picture of the page has, and `most`
+    how many bars a lane may have."""
     height = LANE * len(lanes)
     ticks = TICKS if domain == ALL_PORTS else ()
     tints = _tints(lanes)
@@ -36,7 +33,10 @@ def picture(key: str, what: str, lanes: Lanes, domain: PortRange = ALL_PORTS) ->
         element("title", what, id=f"{key}-title"),
         element("desc", _told(lanes), id=f"{key}-desc"),
         [_line(tick, domain, height) for tick in ticks],
-        [_lane(place, *lane, domain, tints) for place, lane in enumerate(lanes.items())],
+        [
+            _lane(place, lane, bars(spans, domain, most), domain, tints)
+            for place, (lane, spans) in enumerate(lanes.items())
+        ],
         class_="axis",
         role="img",
         width="100%",
@@ -67,6 +67,30 @@ def ends(domain: PortRange) -> Html:
     return _plot((), element("svg", first, last, width="100%", height="14"), "ruler")
 
 
+def hatching() -> Html:
+    """What hatched bars are filled with: one for all of the page."""
+    ground = element("path", d="M0 0h5v5h-5z", class_="ground")
+    lines = element("path", d="M-1 1 1-1M-1 6 6-1M4 6 6 4")
+    pattern = element(
+        "pattern", ground, lines, id="hatch", patternUnits="userSpaceOnUse", width="5", height="5"
+    )
+    return element("svg", pattern, class_="unseen", width="0", height="0", aria_hidden="true")
+
+
+def legend(*drawn: Html | None) -> Html | None:
+    """What hatched bars mean, where any is drawn. No text of others can look like one: its quotes
+    are escaped."""
+    if f'fill="{HATCH}"' not in joined(*drawn):
+        return None
+    sample = element("path", d=f"M0 0h28v{BAR}h-28z", class_="bar many", fill=HATCH)
+    return element(
+        "p",
+        element("svg", sample, width="28", height=str(BAR), aria_hidden="true"),
+        " many small ranges with free ports between them, too close to be drawn one by one",
+        class_="legend quiet",
+    )
+
+
 def _plot(lanes: Iterable[str], svg: Html, more: str = "") -> Html:
     names = [element("span", lane) for lane in lanes]
     return element(
@@ -84,32 +108,39 @@ def _line(port: int, domain: PortRange, height: int) -> Html:
 
 
 def _lane(
-    place: int, lane: str, spans: Sequence[Span], domain: PortRange, tints: Mapping[str, int]
+    place: int, lane: str, drawn: Sequence[Bar], domain: PortRange, tints: Mapping[str, int]
 ) -> Html:
-    y, inside = (
-        str(LANE * place + (LANE - BAR) // 2),
-        [one for one in spans if _within(one, domain)],
-    )
+    y = str(LANE * place + (LANE - BAR) // 2)
     middle = str(LANE * place + LANE // 2)
     return element(
         "g",
         element("line", x1="0", x2="100%", y1=middle, y2=middle, class_="rail"),
-        [_bar(lane, span, y, domain, tints) for span in _few(inside)],
+        [_bar(lane, bar, y, domain, tints) for bar in drawn],
     )
 
 
-def _bar(lane: str, span: Span, y: str, domain: PortRange, tints: Mapping[str, int]) -> Html:
-    first, last = max(span.ports.first, domain.first), min(span.ports.last, domain.last)
+def _bar(lane: str, bar: Bar, y: str, domain: PortRange, tints: Mapping[str, int]) -> Html:
+    first, last = max(bar.ports.first, domain.first), min(bar.ports.last, domain.last)
     width = (last - first + 1) / len(domain) * 100
     return element(
         "rect",
-        element("title", f"{lane} {span.ports}: {span.owner}"),
+        element("title", f"{_meant(lane, bar)}: {bar.owner}"),
         x=_percent(first, domain),
         width=f"{width:.3f}%",
         y=y,
         height=str(BAR),
-        class_=f"bar t{tints.get(span.owner, 0)}",
+        class_=f"bar t{tints.get(bar.owner, 0)}" if not bar.has_gaps else "bar many",
+        fill=HATCH if bar.has_gaps else None,
     )
+
+
+def _meant(lane: str, bar: Bar) -> str:
+    """tcp 1000-8000; or 57 ranges, 57 ports within tcp 1000-4541."""
+    ports = f"{lane} {bar.ports}".strip()
+    if bar.ranges == 1:
+        return ports
+    taken = f"{counted(bar.taken, 'port')} within" if bar.has_gaps else "all of"
+    return f"{counted(bar.ranges, 'range')}, {taken} {ports}"
 
 
 def _percent(port: int, domain: PortRange) -> str:
@@ -117,36 +148,10 @@ def _percent(port: int, domain: PortRange) -> str:
     return f"{(port - domain.first) / len(domain) * 100:.3f}%"
 
 
-def _within(span: Span, domain: PortRange) -> bool:
-    return span.ports.overlaps(domain)
-
-
 def _tints(lanes: Lanes) -> dict[str, int]:
     """A shade for each owner, so that neighbours can be told apart."""
     owners = dict.fromkeys(span.owner for spans in lanes.values() for span in spans)
     return {owner: place % TINTS for place, owner in enumerate(owners)}
-
-
-def _few(spans: Sequence[Span]) -> list[Span]:
-    """As many bars as can be told apart: where there are more, those nearest each other are one."""
-    drawn = sorted(spans, key=lambda one: one.ports)
-    gap = 16
-    while len(drawn) > MOST_BARS:
-        drawn, gap = _joined(drawn, gap), gap * 2
-    return drawn
-
-
-def _joined(spans: Iterable[Span], gap: int) -> list[Span]:
-    found: list[Span] = []
-    for span in spans:
-        before = found[-1] if found else None
-        if before is None or span.ports.first - before.ports.last > gap:
-            found.append(span)
-            continue
-        last = max(before.ports.last, span.ports.last)
-        owner = before.owner if before.owner == span.owner else "several"
-        found[-1] = Span(PortRange(before.ports.first, last), owner)
-    return found
 
 
 def _told(lanes: Lanes) -> str:

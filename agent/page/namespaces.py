@@ -7,7 +7,8 @@ there are many.
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-from agent.page.axis import Span, picture, ruler
+from agent.page.axis import legend, picture, ruler
+from agent.page.bars import MOST_BARS, Span
 from agent.page.markup import Html, discreet, element, joined, name
 from agent.page.words import ago, counted, lasting
 from agent.status import Drift, Standing, State
@@ -15,12 +16,15 @@ from rules.model import NODE, Live, Pending
 from rules.ports import ALL_PORTS
 
 MOST_TROUBLED, MOST_QUIET = 60, 120  # rows
+PAGE_BARS, FEWEST_BARS = 4000, 40  # of all rows together; and in a lane, even of many rows
 FEW = 12  # quiet ones that are shown without being asked for
 MOST_RANGES = 16  # of a namespace, that are written out
 MOST_REMARKS = 6
 RECENT = 3600.0  # seconds for which a drift is something to look at
 
+UNKNOWN = (State.FAILING, State.REFUSED)  # so that nobody knows what the kernel holds now
 ORDER = (State.FAILING, State.REFUSED, State.CONFLICT, State.PENDING, State.IN_SYNC)
+URGENCY = (*ORDER[:3], None, State.IN_SYNC, State.PENDING)  # None: repaired of late
 KINDS = {  # how serious it is; the word is always there, too
     State.IN_SYNC: "good",
     State.PENDING: "wait",
@@ -34,60 +38,75 @@ Lines = dict[tuple[str, str, str], list[str]]
 
 def section(standings: Sequence[Standing], now: float) -> Html:
     """All of them, or as many as make a page."""
-    troubled = sorted((one for one in standings if not _is_quiet(one, now)), key=_worst_first)
-    calm = sorted((one for one in standings if _is_quiet(one, now)), key=_worst_first)
+    ordered = sorted(standings, key=lambda one: (_urgency(one, now), one.netns))
+    troubled = [one for one in ordered if not _is_quiet(one, now)]
+    calm = [one for one in ordered if _is_quiet(one, now)]
     if not standings:
         words = "No manifest names a namespace, and no Service needs this node."
         return _titled(element("p", words, class_="quiet"))
+    shown = len(troubled[:MOST_TROUBLED]) + len(calm[:MOST_QUIET])
+    most = max(FEWEST_BARS, min(MOST_BARS, PAGE_BARS // shown))
     rows = joined(
-        [_row(one, now) for one in troubled[:MOST_TROUBLED]],
-        _rest(len(troubled) - MOST_TROUBLED),
+        [_row(one, now, most) for one in troubled[:MOST_TROUBLED]],
+        _rest(troubled[MOST_TROUBLED:], "unseen"),
     )
     quiet = joined(
-        [_row(one, now) for one in calm[:MOST_QUIET]],
-        _rest(len(calm) - MOST_QUIET),
+        [_row(one, now, most) for one in calm[:MOST_QUIET]],
+        _rest(calm[MOST_QUIET:], "unseen-quiet"),
     )
     if len(calm) > FEW:
         words = f"{len(calm):,} {'more ' if troubled else ''}in sync, with nothing to say"
         quiet = element("details", element("summary", words), quiet, id="quiet", class_="fold")
-    return _titled(tally(standings), ruler(), rows, quiet)
+    return _titled(tally(standings), legend(rows, quiet), ruler(), rows, quiet)
 
 
-def _titled(*content: Html) -> Html:
+def _titled(*content: Html | None) -> Html:
     return element("section", element("h2", "Namespaces"), *content, id="namespaces")
 
 
 def tally(standings: Sequence[Standing]) -> Html:
     """How many are in each state."""
-    counts = {state: sum(one.state is state for one in standings) for state in ORDER}
     said = [
         element("li", element("strong", f"{count:,}"), f" {state.value}", class_=KINDS[state])
-        for state, count in counts.items()
-        if count
+        for state, count in _counts(standings).items()
     ]
     return element("ul", said, class_="tally")
+
+
+def _counts(standings: Sequence[Standing]) -> dict[State, int]:
+    counts = {state: sum(one.state is state for one in standings) for state in ORDER}
+    return {state: count for state, count in counts.items() if count}
 
 
 def _is_quiet(one: Standing, now: float) -> bool:
     return (
         one.state is State.IN_SYNC
         and not (one.pending or one.refused or one.notes)
-        and (one.drift is None or now - one.drift.at > RECENT)
+        and not _was_repaired(one, now)
     )
 
 
-def _worst_first(one: Standing) -> tuple[int, str]:
-    return ORDER.index(one.state), one.netns
+def _was_repaired(one: Standing, now: float) -> bool:
+    return one.drift is not None and now - one.drift.at <= RECENT
 
 
-def _rest(more: int) -> Html | None:
-    if more <= 0:
+def _urgency(one: Standing, now: float) -> int:
+    """What is wrong, then what was mended of late, then what has something to say, then what only
+    waits: if some are not shown, let it be those that nobody need do anything about."""
+    calm = one.state in (State.PENDING, State.IN_SYNC)
+    return URGENCY.index(None if calm and _was_repaired(one, now) else one.state)
+
+
+def _rest(unseen: Sequence[Standing], key: str) -> Html | None:
+    """Not shown: 42 pending, 1 in sync."""
+    if not unseen:
         return None
-    words = joined(f"and {more:,} more: ", element("code", "portranger status"), " tells them all")
-    return element("p", words, class_="more", id=f"rest-{more}")
+    said = ", ".join(f"{count:,} {state.value}" for state, count in _counts(unseen).items())
+    told = joined(f"Not shown: {said}; ", element("code", "portranger status"), " tells them all")
+    return element("p", told, class_="more", id=key)
 
 
-def _row(one: Standing, now: float) -> Html:
+def _row(one: Standing, now: float, most: int) -> Html:
     key = _key(one.netns)
     where = element("span", " the node itself", class_="quiet") if one.netns == NODE else None
     state = element("span", one.state.value, class_=f"state {KINDS[one.state]}")
@@ -101,7 +120,7 @@ def _row(one: Standing, now: float) -> Html:
         ),
         element(
             "div",
-            _drawn(key, one),
+            _drawn(key, one, most),
             _why(one),
             _remarks(one, now),
             _details(key, one, now),
@@ -117,7 +136,7 @@ def _key(netns: str) -> str:
     return "n" + blake2b(netns.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
-def _drawn(key: str, one: Standing) -> Html | None:
+def _drawn(key: str, one: Standing, most: int) -> Html | None:
     """Both families have the same ports, mostly: each is drawn once."""
     lanes: dict[str, dict[Span, None]] = {}
     for live in sorted(one.ranges, key=_by_port):
@@ -125,9 +144,19 @@ def _drawn(key: str, one: Standing) -> Html | None:
         lane = rule.protocol.value if rule.protocol else "any"
         span = Span(rule.ports or ALL_PORTS, rule.owner)
         lanes.setdefault(lane, {})[span] = None
-    what = f"Ports forwarded in {one.netns}"
+    what = f"Ports forwarded in {one.netns}{_when(one)}"
     found = {lane: tuple(spans) for lane, spans in sorted(lanes.items())}
-    return picture(key, what, found) if found else None
+    if not found:
+        return None
+    drawn = picture(key, what, found, most=most)
+    if one.state not in UNKNOWN:
+        return drawn
+    words = "Drawn as last seen; what the kernel holds now is not known."
+    return joined(element("div", drawn, class_="past"), element("p", words, class_="quiet"))
+
+
+def _when(one: Standing) -> str:
+    return ", as last seen" if one.state in UNKNOWN else ""
 
 
 def _by_port(live: Live) -> tuple[str, int, int]:
@@ -186,7 +215,7 @@ def _details(key: str, one: Standing, now: float) -> Html | None:
     backend = f"{one.backend}: {one.reason or 'as configured'}" if one.backend else ""
     return element(
         "details",
-        element("summary", f"{ranges} in {rules}{beside}", last),
+        element("summary", f"{ranges} in {rules}{beside}{_when(one)}", last),
         element("p", discreet(backend), class_="quiet") if backend else None,
         _table(lines),
         id=f"{key}-more",

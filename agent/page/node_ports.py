@@ -1,6 +1,7 @@
 """Which node ports Services have, drawn on the two bands of the range."""
 
-from agent.page.axis import Span, ends, picture
+from agent.page.axis import ends, legend, picture
+from agent.page.bars import Span
 from agent.page.markup import Html, element, joined, name
 from agent.page.words import counted
 from rules.node_ports import Allocations, Held
@@ -14,11 +15,15 @@ def section(allocations: Allocations | None) -> Html | None:
     if allocations is None:
         return None
     bands, held = allocations.bands, sorted(allocations.held.items(), key=_place)
+    drawn = (
+        _band("static", "for those who name their ports", bands.lower, allocations, held),
+        _band("dynamic", "for everybody else", bands.upper, allocations, held),
+    )
     return element(
         "section",
         element("h2", "Node ports"),
-        _band("static", "for those who name their ports", bands.lower, allocations, held),
-        _band("dynamic", "for everybody else", bands.upper, allocations, held),
+        *drawn,
+        legend(*drawn),
         _table(allocations, held) if held else element("p", "No Service has any.", class_="quiet"),
         id="node-ports",
     )

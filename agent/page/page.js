@@ -8,6 +8,8 @@
   const PATIENCE = 10000;
   const live = document.getElementById("live");
   const away = document.getElementById("away");
+  const icon = document.getElementById("icon");
+  const BAD = "%23c0392b"; // as an icon has it
   let timer = 0;
   let asking = null;
   let answered = new Date();
@@ -67,7 +69,7 @@
       return;
     }
     renew(live, page.getElementById("live"));
-    renewAttributes(document.getElementById("icon"), page.getElementById("icon"));
+    renewAttributes(icon, page.getElementById("icon"));
     document.title = page.title;
     answered = new Date();
     away.hidden = true;
@@ -80,6 +82,8 @@
       away.textContent = `The daemon has not answered since ${time} UTC. This is how things stood then.`;
       away.hidden = false;
       document.body.classList.add("stale");
+      document.title = ["No answer", ...document.title.split(" · ").slice(1)].join(" · ");
+      icon.setAttribute("href", icon.getAttribute("href").replace(/fill='[^']*'/, `fill='${BAD}'`));
     }
   };
 

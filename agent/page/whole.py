@@ -1,16 +1,22 @@
 """The page as a whole: the health line, what is wrong, and how everything stands."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from agent.page import namespaces, node_ports
+from agent.page.axis import hatching
 from agent.page.markup import Html, discreet, element, joined, name
 from agent.page.words import ago, clock, counted
 from agent.status import Policies, State, Status
 from rules.problems import Problem
 
-MOST_PROBLEMS = 30
-COLOURS = {"good": "%232e7d4f", "bad": "%23c0392b", "wait": "%237a828c"}  # of the icon
+FEW, MOST = 3, 30  # lines of a list that are seen at once; and if it is unfolded
+COLOURS = {  # of the icon
+    "good": "%232e7d4f",
+    "warn": "%23c77700",
+    "bad": "%23c0392b",
+    "wait": "%237a828c",
+}
 LINKS = (
     ("metrics", "for Prometheus"),
     ("healthz", "whether the loop is alive"),
@@ -33,6 +39,7 @@ def document(status: Status, *, node: str, now: float, stuck: str = "") -> bytes
         element(
             "body",
             element("p", id="away", role="alert", hidden=True),
+            hatching(),
             element(
                 "div",
                 _header(node, kind, words, now),
@@ -55,17 +62,32 @@ def document(status: Status, *, node: str, now: float, stuck: str = "") -> bytes
 
 def _health(status: Status, stuck: str) -> tuple[str, str]:
     """How serious it is, and the line that everybody reads first."""
-    failing = sum(one.state is State.FAILING for one in status.namespaces)
+    failing = _number(status, State.FAILING)
     if stuck:
         return "bad", f"Not alive: {stuck[:1].lower()}{stuck[1:].rstrip('.')}"
+    wrong = _wrong(status)
     if status.unreadable:
-        return "bad", "Not ready: the manifests cannot be read"
+        return "bad", ", ".join(["Not ready: the manifests cannot be read", *wrong])
     if failing:
         are = "namespace is" if failing == 1 else "namespaces are"
-        return "bad", f"Not ready: {failing:,} {are} failing"
+        return "bad", ", ".join([f"Not ready: {failing:,} {are} failing", *wrong])
     if not status.ready:
-        return "wait", "Not ready: not every namespace has been tried yet"
-    return "good", "Ready"
+        return "wait", ", ".join(["Not ready: not every namespace has been tried yet", *wrong])
+    return "warn" if wrong else "good", ", ".join(["Ready", *wrong])
+
+
+def _wrong(status: Status) -> list[str]:
+    """What somebody has to look at although all else is served: 155 problems, 2 in conflict."""
+    refused, conflict = _number(status, State.REFUSED), _number(status, State.CONFLICT)
+    return [
+        *([counted(len(status.problems), "problem")] if status.problems else []),
+        *([f"{refused:,} refused"] if refused else []),
+        *([f"{conflict:,} in conflict"] if conflict else []),
+    ]
+
+
+def _number(status: Status, state: State) -> int:
+    return sum(one.state is state for one in status.namespaces)
 
 
 def _head(node: str, kind: str, words: str) -> Html:
@@ -112,8 +134,14 @@ def _attention(status: Status) -> Html | None:
 
 def _source(status: Status) -> Iterable[Html]:
     if status.unreadable:
-        what = joined(element("strong", "They cannot be read. "), discreet(status.unreadable))
+        what = joined(element("strong", "They cannot be read. "), _sentence(status.unreadable))
         yield element("p", what, " What was running goes on.", class_="callout bad")
+
+
+def _sentence(text: str) -> str:
+    """An error of somebody else may end with no stop."""
+    said = discreet(text).rstrip()
+    return said if said.endswith((".", "!", "?")) else f"{said}."
 
 
 def _problems(problems: tuple[Problem, ...]) -> Iterable[Html]:
@@ -125,20 +153,33 @@ def _problems(problems: tuple[Problem, ...]) -> Iterable[Html]:
             element("span", name(one.place), class_="place") if one.place else None,
             element("span", discreet(str(one.at("", 0)))),
         )
-        for one in sorted(problems, key=lambda one: (one.file, one.line, one.field))[:MOST_PROBLEMS]
+        for one in sorted(problems, key=lambda one: (one.file, one.line, one.field))[:MOST]
     ]
-    more = len(problems) - MOST_PROBLEMS
     yield element("p", f"{counted(len(problems), 'problem')}:", class_="quiet")
-    yield element("ul", shown, class_="problems")
-    if more > 0:
-        yield element("p", f"and {more:,} more: portranger status", class_="more")
+    yield from _folded("problems", shown, len(problems))
 
 
 def _held(held: tuple[str, ...]) -> Iterable[Html]:
     if held:
-        names = [element("li", name(one)) for one in held[:MOST_PROBLEMS]]
+        names = [element("li", name(one)) for one in held[:MOST]]
         yield element("p", "On their last good meaning:", class_="quiet")
-        yield element("ul", names, class_="problems")
+        yield from _folded("held", names, len(held))
+
+
+def _folded(key: str, lines: Sequence[Html], number: int) -> Iterable[Html]:
+    """The first few of that number of lines, and the others for who asks."""
+    yield element("ul", lines[:FEW], class_="problems", id=key)
+    if number <= FEW:
+        return
+    unseen = number - len(lines)
+    rest = element("p", f"and {unseen:,} more: portranger status", class_="more")
+    yield element(
+        "details",
+        element("summary", f"and {number - FEW:,} more"),
+        element("ul", lines[FEW:], class_="problems"),
+        rest if unseen else None,
+        id=f"{key}-more",
+    )
 
 
 # ---------------------------------------------------------------------------------- the rest

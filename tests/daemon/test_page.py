@@ -82,6 +82,12 @@ def row(browser: Browser, netns: str) -> str:
     return f"#{found}"
 
 
+def icon(browser: Browser) -> str:
+    """The colour that the tab has."""
+    href = str(browser.run("return document.getElementById('icon').getAttribute('href')"))
+    return href.partition("fill=")[2]
+
+
 def look_again(browser: Browser) -> None:
     """As who comes back to the tab, rather than wait for the next time."""
     browser.run("document.dispatchEvent(new Event('visibilitychange'))")
@@ -120,6 +126,33 @@ def test_ranges_and_bands_are_drawn_where_they_are_on_every_screen(
             "30001-30100",
             str(given["b"]),
         ]
+        assert complaints(browser) == []
+
+
+def test_many_ports_between_free_ones_are_hatched_under_the_policy_of_the_page(
+    lab: Net, node: Node, browser: Browser
+) -> None:
+    many = range(1000, 21000, 60)
+    node.save("vm.yaml", vm_manifest(lab.vms[0], ",".join(map(str, [*many, "40000-50000"]))))
+    with node.running() as daemon:
+        assert daemon.is_in("in sync", lab.vms[0].pod)
+        assert len(daemon.standing(lab.vms[0].pod)["ranges"]) >= len(many)
+        opened(browser, daemon)
+        pod = row(browser, lab.vms[0].pod)
+        *joined, last = bars(browser, pod)
+        assert last == "tcp 40000-50000"
+        ranges = [int(title.split()[0]) for title in joined]
+        assert sum(ranges) == len(many)
+        assert 1 < len(ranges) < 20
+        fills = browser.run(
+            "return [...document.querySelectorAll(arguments[0])]"
+            ".map((bar) => getComputedStyle(bar).fill)",
+            f"{pod} rect",
+        )
+        assert [fill.startswith('url("#hatch")') for fill in fills] == [True] * len(joined) + [
+            False
+        ]
+        assert "too close to be drawn one by one" in browser.text("#namespaces .legend")
         assert complaints(browser) == []
 
 
@@ -195,14 +228,20 @@ def test_what_happens_meanwhile_is_shown_and_what_is_read_stays_as_it_is(
         assert eventually(lambda: browser.text("#attention") == "")
         assert browser.run("return document.querySelector(arguments[0]) === before", article)
         assert complaints(browser) == []
+        assert browser.run("return document.title").startswith("Ready · ")
+        colour = icon(browser)
         node.configure(listen=f"127.0.0.1:{daemon.port}")
         daemon.stop()
     look_again(browser)
     assert browser.shows("The daemon has not answered since")
+    assert browser.run("return document.title").startswith("No answer · ")
+    assert icon(browser) != colour
     assert "7000-7999" in browser.text(f"{article} tbody")
     with node.running():
         look_again(browser)
         assert eventually(lambda: "has not answered" not in browser.text(), SOON)
+        assert browser.run("return document.title").startswith("Ready · ")
+        assert icon(browser) == colour
         assert browser.text("#health") == "Ready"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
 
 import pytest
@@ -13,6 +14,7 @@ from rules.model import NUMBERS, OWN, Chain, Family, Live, Protocol, Rule
 from tests.unit.samples import forward, from_inside, ports
 
 GUEST, POD = "10.0.2.2", "192.0.2.2"
+SETTING = "sysctl -w net.netfilter.nf_conntrack_acct=1"
 
 
 def flow(  # noqa: PLR0913 - every option has a default
@@ -207,17 +209,133 @@ def test_a_screen_is_never_larger_than_it_is(width: int, height: int) -> None:
 
 
 def test_a_line_that_is_cut_ends_with_a_sign() -> None:
-    whole = screen(View(loads=SOME), "open", "12:00:00", (200, 24))
-    cut = screen(View(loads=SOME), "open", "12:00:00", (60, 24))
+    whole = screen(View(loads=SOME), "open", "12:00:00", (200, 7))[:2]
+    cut = screen(View(loads=SOME), "open", "12:00:00", (60, 7))[:2]
     assert cut == [line if len(line) <= 60 else f"{line[:59]}>" for line in whole]
     assert any(line.endswith(">") for line in cut)
+
+
+def held(netns: str, what: str, owner: str, **numbers: float | None) -> Load:
+    rules = [forward(what, owner=owner), forward(what, owner=owner, to="fd10:0:2::2")]
+    (one,) = holdings([Live(rule, 1) for rule in rules])
+    return Load(netns=netns, holding=one, **numbers)  # type: ignore[arg-type]
+
+
+def real(packets: float | None) -> tuple[Load, ...]:
+    """Two machines, as people name them."""
+    owners = ("VirtualMachine/default/desktop/default", "VirtualMachine/production/laptop/red")
+    return tuple(
+        held(owner.split("/")[2], what, owner, open=3, new=0.5, packets=packets, octets=packets)
+        for owner in owners
+        for what in ("tcp 22", "udp 10000-20000")
+    )
+
+
+def below_titles(
+    loads: tuple[Load, ...], width: int, *, sort: str = "open", counted: bool = True
+) -> list[list[str]]:
+    """The titles, and the cells of the last range."""
+    names = () if counted else tuple(dict.fromkeys(one.netns for one in loads))
+    lines = screen(View(loads=loads, unaccounted=names), sort, "12:00:00", (width, 40))
+    at = next(at for at, line in enumerate(lines) if line.startswith("range"))
+    return [re.split("  +", line) for line in (lines[at], lines[at + len(loads)])]
+
+
+@pytest.mark.parametrize(
+    ("width", "cells"),
+    [
+        (40, {"range": "udp 10000-20000", "open": "3", "owner": "<ction/laptop/red"}),
+        (
+            80,
+            {
+                "range": "udp 10000-20000",
+                "open": "3",
+                "unanswered": "0",
+                "new/s": "0.5",
+                "namespace": "laptop",
+                "owner": "production/laptop/red",
+            },
+        ),
+        (
+            100,
+            {
+                "range": "udp 10000-20000",
+                "open": "3",
+                "unanswered": "0",
+                "new/s": "0.5",
+                "namespace": "laptop",
+                "to": "10.0.2.2, fd10:0:2::2",
+                "owner": "production/laptop/red",
+            },
+        ),
+        (
+            200,
+            {
+                "range": "udp 10000-20000",
+                "open": "3",
+                "unanswered": "0",
+                "new/s": "0.5",
+                "namespace": "laptop",
+                "to": "10.0.2.2, fd10:0:2::2",
+                "owner": "VirtualMachine/production/laptop/red",
+            },
+        ),
+    ],
+)
+def test_a_narrow_screen_has_the_range_first_and_whose_it_is(
+    width: int, cells: dict[str, str]
+) -> None:
+    titles, last = below_titles(real(None), width, counted=False)
+    assert dict(zip(titles, last, strict=True)) == cells
+
+
+def test_what_nobody_counts_has_no_column_on_a_screen() -> None:
+    titles, _ = below_titles(real(None), 200, counted=False)
+    assert not {"packets/s", "bytes/s"} & set(titles)
+    titles, _ = below_titles(real(None), 200)  # a first look
+    assert {"packets/s", "bytes/s"} < set(titles)
+    some = View(loads=real(2.0), unaccounted=("laptop",))
+    assert any("packets/s" in line for line in screen(some, "open", "", (200, 24)))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+@pytest.mark.parametrize("sort", ["open", "new", "packets", "bytes"])
+def test_what_it_is_sorted_by_is_on_every_screen(sort: str, width: int) -> None:
+    titles, _ = below_titles(real(2.0), width, sort=sort)
+    assert sort in [title.removesuffix("/s") for title in titles]
+    assert titles[0] == "range"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_all_of_what_is_said_can_be_read_on_a_narrow_screen(width: int) -> None:
+    trouble = "portranger: there is no network namespace with-a-name-that-is-rather-long."
+    view = View(loads=SOME, unaccounted=("blue",), troubles=(trouble,))
+    lines = screen(view, "open", "12:00:00", (width, 24))
+    assert not any(line.endswith(">") for line in lines)
+    text = " ".join(" ".join(lines).split())
+    assert "42 new/s; sorted by open q quits;" in text
+    assert "b bytes, r range" in text
+    assert text.endswith(f"ip netns exec blue {SETTING} {trouble}")
+    assert any(line.startswith("ip netns exec blue sysctl") for line in lines)
+
+
+@pytest.mark.parametrize("height", range(5, 25))
+@pytest.mark.parametrize("loads", [SOME, MANY], ids=["some", "many"])
+def test_a_command_is_all_there_or_ends_with_a_sign(loads: tuple[Load, ...], height: int) -> None:
+    lines = screen(View(loads=loads, unaccounted=("blue",)), "open", "12:00:00", (40, height))
+    hints = [at for at, line in enumerate(lines) if line.startswith("to count packets")]
+    assert len(hints) <= 1
+    for at in hints:
+        said = " ".join(" ".join(lines[at:]).split())
+        assert said.endswith((f"ip netns exec blue {SETTING}", ">"))
+    assert len(hints) == 1 or height < 6
 
 
 def test_what_does_not_fit_the_screen_is_summed_up() -> None:
     many = tuple(busy(f"tcp {port}", open=port, new=1.0) for port in range(1, 101))
     lines = screen(View(loads=many), "open", "12:00:00", (200, 13))
     assert len(lines) == 13
-    assert [line.split()[0] for line in lines[3:12]] == [str(n) for n in range(100, 91, -1)]
+    assert [line.split()[2] for line in lines[3:12]] == [str(n) for n in range(100, 91, -1)]
     assert lines[12] == "and 91 ranges, 4186 open, 0 unanswered, 91 new/s"
 
 
@@ -231,9 +349,8 @@ def test_what_fits_the_screen_is_not_summed_up() -> None:
 def test_where_packets_are_not_counted_a_line_says_how_to_have_it_done() -> None:
     lines = table(View(loads=SOME, unaccounted=("blue", "red", "green")), "open", "")
     assert lines[-1] == (
-        "to count packets and bytes of new flows:"
-        " ip netns exec blue sysctl -w net.netfilter.nf_conntrack_acct=1"
-        " (not counted: blue, red and 1 more)"
+        "to count packets and bytes of new flows (not counted: blue, red and 1 more):"
+        f" ip netns exec blue {SETTING}"
     )
 
 
@@ -263,8 +380,7 @@ def test_the_command_for_it_is_one_for_that_namespace(netns: str, command: str) 
 
 
 def test_where_no_command_leads_it_is_said_where_to_do_it() -> None:
-    setting = "sysctl -w net.netfilter.nf_conntrack_acct=1"
-    assert enabling("pod:1-2-3") == f"{setting} (in that namespace)"
+    assert enabling("pod:1-2-3") == f"{SETTING} (in that namespace)"
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,15 @@ from html.parser import HTMLParser
 
 import pytest
 
-from agent.page.axis import MOST_BARS
+from agent.page.bars import MOST_BARS, Bar, Span, bars
 from agent.page.markup import LONGEST, discreet, element
-from agent.page.namespaces import FEW, MOST_QUIET, MOST_TROUBLED
-from agent.page.whole import asset, document
+from agent.page.namespaces import FEW, FEWEST_BARS, MOST_QUIET, MOST_TROUBLED
+from agent.page.whole import COLOURS, asset, document
 from agent.server import Server
 from agent.status import Change, Drift, Policies, Standing, State, Status, status_json
 from rules.model import Live, Pending, Protocol
 from rules.node_ports import Allocations, Bands, Holder
-from rules.ports import PortRange
+from rules.ports import ALL_PORTS, PortRange
 from rules.problems import Problem, printable
 from rules.values import replace
 from tests.unit.samples import DESKTOP, PROBLEM, forward, forwards
@@ -174,6 +174,21 @@ def test_it_says_how_everything_stands() -> None:
     ("status", "stuck", "line"),
     [
         (node(), "", "Ready"),
+        (node(problems=(PROBLEM,)), "", "Ready, 1 problem"),
+        (
+            node(
+                *(standing(f"a{number}", State.CONFLICT) for number in range(2)),
+                standing("b", State.REFUSED),
+                problems=(PROBLEM,) * 1155,
+            ),
+            "",
+            "Ready, 1,155 problems, 1 refused, 2 in conflict",
+        ),
+        (
+            node(standing("a", State.FAILING), standing("b", State.CONFLICT)),
+            "",
+            "Not ready: 1 namespace is failing, 1 in conflict",
+        ),
         (node(ready=False), "", "Not ready: not every namespace has been tried yet"),
         (node(unreadable="/m is away"), "", "Not ready: the manifests cannot be read"),
         (node(), "The loop is stuck.", "Not alive: the loop is stuck"),
@@ -185,6 +200,49 @@ def test_the_health_line_says_the_worst(status: Status, stuck: str, line: str) -
     assert page.said[1] == f"{line.partition(':')[0]} · node-1 · portranger"
     if status.unreadable:
         assert "/m is away" in page.text
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (node(standing("a", State.PENDING)), "good"),
+        (node(problems=(PROBLEM,)), "warn"),
+        (node(standing("a", State.CONFLICT)), "warn"),
+        (node(standing("a", State.REFUSED)), "warn"),
+        (node(standing("a", State.FAILING), problems=(PROBLEM,)), "bad"),
+        (node(ready=False, problems=(PROBLEM,)), "wait"),
+    ],
+)
+def test_a_node_with_something_wrong_is_not_green(status: Status, kind: str) -> None:
+    page = seen(status)
+    (health,) = (one for one in page.all("p") if one.get("id") == "health")
+    assert health["class"] == f"health state {kind}"
+    (icon,) = (one["href"] for one in page.all("link") if one["rel"] == "icon")
+    assert COLOURS[kind] in str(icon)
+
+
+def test_of_many_problems_the_first_few_are_seen_and_the_others_unfolded() -> None:
+    problems = tuple(replace(PROBLEM, file=f"{number:03}.yaml") for number in range(155))
+    held = tuple(f"{number:03}.yaml" for number in range(40))
+    page = document(node(problems=problems, held=held), node="n", now=NOW).decode()
+    attention = page.partition('id="attention"')[2] or page
+    folded = re.findall("<details.*?</details>", attention)
+    at_once = "".join(re.split("<details.*?</details>", attention.partition("</section>")[0]))
+    assert at_once.count("<li>") == 2 * 3
+    assert "and 152 more<" in folded[0]
+    assert "and 125 more: portranger status" in folded[0]
+    assert "and 37 more<" in folded[1]
+    few = seen(node(problems=problems[:3], held=held[:3]))
+    assert few.all("details") == []
+
+
+@pytest.mark.parametrize(
+    "why", ["/m: No such file or directory", "/m: No such file or directory.", "Why so?"]
+)
+def test_an_error_ends_before_what_we_say_about_it_begins(why: str) -> None:
+    text = seen(node(unreadable=why)).text
+    ended = why if why[-1] in ".?" else f"{why}."
+    assert f"They cannot be read. {ended} What was running goes on." in text
 
 
 def test_ports_are_drawn_where_they_are() -> None:
@@ -203,6 +261,19 @@ def test_ports_are_drawn_where_they_are() -> None:
     assert drawn == [pytest.approx(one, abs=1e-3) for one in expected]
 
 
+@pytest.mark.parametrize("state", State)
+def test_where_nobody_knows_what_the_kernel_holds_the_picture_is_of_the_last_look(
+    state: State,
+) -> None:
+    page = seen(node(standing("blue", state, live=forwards("tcp 22-80"))))
+    unknown = state in (State.FAILING, State.REFUSED)
+    assert ("Drawn as last seen; what the kernel holds now is not known." in page.said) == unknown
+    assert ("Ports forwarded in blue, as last seen" in page.said) == unknown
+    assert ("1 range in 2 rules, as last seen" in page.said) == unknown
+    assert ("past" in [one.get("class") for one in page.all("div")]) == unknown
+    assert "as last seen" not in seen(node(standing("blue", state))).text
+
+
 def test_every_picture_has_a_name_and_says_the_same_in_words() -> None:
     page = seen(node(standing("blue", live=forwards("tcp 22-80")), allocations=ALLOCATIONS))
     pictures = [one for one in page.all("svg") if one.get("role") == "img"]
@@ -215,6 +286,82 @@ def test_every_picture_has_a_name_and_says_the_same_in_words() -> None:
     assert "Ports forwarded in blue" in page.said
     assert "tcp: 22-80" in page.said
     assert "static band 30000-30085: 2 of 86 taken" in page.said
+
+
+def spans(*ports: tuple[int, int], owner: str = "x") -> list[Span]:
+    return [Span(PortRange(*one), owner) for one in ports]
+
+
+APART = spans(*((port, port) for port in range(1000, 62381, 60)))  # too close for an eye
+
+
+def test_a_bar_of_many_ranges_says_how_many_ports_it_has_and_is_hatched() -> None:
+    live = forwards(*(f"tcp {span.ports}" for span in APART), owner=DESKTOP)
+    page = seen(node(standing("blue", live=live)))
+    drawn = page.all("rect")
+    assert {(one["class"], one["fill"]) for one in drawn} == {("bar many", "url(#hatch)")}
+    assert f"55 ranges, 55 ports within tcp 1000-4240: {DESKTOP}" in page.said
+    assert not any(one.startswith("tcp 1000-") for one in page.said)
+    assert "too close to be drawn one by one" in page.text
+
+
+def test_where_nothing_is_hatched_nobody_is_told_what_it_means() -> None:
+    page = seen(node(standing("blue", live=forwards("tcp 22", "tcp 80-90"))))
+    assert [one.get("fill") for one in page.all("rect")] == [None, None]
+    assert "too close" not in page.text
+    hostile = seen(node(standing('fill="url(#hatch)"', live=forwards("tcp 22"))))
+    assert "too close" not in hostile.text
+
+
+@pytest.mark.parametrize("most", [FEWEST_BARS, MOST_BARS])
+@pytest.mark.parametrize(
+    "held",
+    [
+        APART,
+        spans(*((port, port + 50) for port in range(1, 65000, 118))),
+        spans(*((port, port) for port in range(1, 65536, 20))),
+        spans(*((port, port) for port in range(30000, 32000)), owner="one"),
+        [Span(ALL_PORTS, str(owner)) for owner in range(500)],
+    ],
+    ids=["single", "ranges", "dense", "touching", "everything, often"],
+)
+def test_bars_together_have_the_ports_of_all_ranges_and_are_few(
+    held: list[Span], most: int
+) -> None:
+    drawn = bars(held, ALL_PORTS, most)
+    assert 0 < len(drawn) <= most
+    assert sum(bar.ranges for bar in drawn) == len(held)
+    taken = sum(len(ports) for ports in {span.ports for span in held})
+    assert sum(bar.taken for bar in drawn) == taken
+    for span in held:
+        assert any(bar.ports.holds(span.ports) for bar in drawn)
+
+
+def test_what_an_eye_can_tell_apart_is_drawn_one_by_one() -> None:
+    held = spans((1, 1), (80, 80), (1000, 8000), (8001, 8100), (8150, 8150))
+    held += spans(*((port, port + 20) for port in range(20_000, 60_000, 250)))
+    assert [bar.ports for bar in bars(held, ALL_PORTS)] == [span.ports for span in held]
+
+
+def test_a_wide_range_is_itself_whatever_crowds_beside_it() -> None:
+    crowd = spans(*((port, port) for port in range(8010, 9000, 30)))
+    first, second = bars([*spans((1000, 8000)), *crowd], ALL_PORTS)
+    assert first == Bar(ports=PortRange(1000, 8000), owner="x", taken=7001)
+    assert (second.ports, second.ranges) == (PortRange(8010, crowd[-1].ports.last), len(crowd))
+    assert second.has_gaps
+
+
+def test_a_band_shows_as_taken_what_is_taken() -> None:
+    taken = [*range(30100, 32700, 13), *range(30101, 31000, 13)]
+    holders = {
+        Holder(f"Service/default/s{port}", "", Protocol.TCP): PortRange(port, port)
+        for port in taken
+    }
+    known = Allocations(Bands(PortRange(30000, 32767)), holders)
+    domain = known.bands.upper
+    drawn = bars([Span(one, str(who)) for who, one in holders.items()], domain)
+    assert sum(len(bar.ports) for bar in drawn if not bar.has_gaps) <= len(taken)
+    assert sum(bar.taken for bar in drawn) == len(taken) == len(domain) - known.available(domain)
 
 
 def test_a_machine_that_has_everything_fills_the_axis() -> None:
@@ -358,6 +505,30 @@ def test_those_that_need_somebody_come_first_and_the_quiet_are_folded() -> None:
     assert "quiet" not in [one.get("id") for one in seen(node(*quiet[:FEW])).all("details")]
 
 
+def test_those_that_are_not_shown_only_wait_and_are_counted() -> None:
+    waiting = [standing(f"w{number:03}", State.PENDING) for number in range(MOST_TROUBLED + 42)]
+    drift = Drift(at=NOW - 60, changes=1)
+    others = [
+        standing("z-noted", notes=("a note",)),
+        standing("z-repaired", drift=drift),
+        standing("z-waiting-repaired", State.PENDING, drift=drift),
+        *(standing(f"z{state.name}", state) for state in (State.CONFLICT, State.REFUSED)),
+        standing("zFAILING", State.FAILING),
+    ]
+    page = seen(node(*waiting, *others))
+    names = [one for one in page.said if one[0] in "wz" and " " not in one]
+    assert names[:7] == [
+        "zFAILING",
+        "zREFUSED",
+        "zCONFLICT",
+        "z-repaired",
+        "z-waiting-repaired",
+        "z-noted",
+        "w000",
+    ]
+    assert f"Not shown: {42 + len(others)} pending; " in page.said
+
+
 def test_a_thousand_namespaces_in_trouble_make_a_page_of_bounded_size_in_bounded_time() -> None:
     live = forwards(*(f"tcp {1 + 900 * number}-{400 + 900 * number}" for number in range(64)))
     where = tuple(Pending("o" * 300, "r" * 900) for _ in range(20))
@@ -388,8 +559,10 @@ def test_a_thousand_namespaces_in_trouble_make_a_page_of_bounded_size_in_bounded
     assert len(page) < 1_500_000
     found = Seen(page)
     assert len(found.all("article")) == MOST_TROUBLED + MOST_QUIET
-    assert f"and {500 - MOST_TROUBLED} more: " in found.said
-    assert len(found.all("rect")) <= (MOST_TROUBLED + MOST_QUIET + 2) * MOST_BARS
+    assert f"Not shown: {500 - MOST_TROUBLED} failing; " in found.said
+    assert f"Not shown: {500 - MOST_QUIET} in sync; " in found.said
+    rows = MOST_TROUBLED + MOST_QUIET
+    assert len(found.all("rect")) <= rows * FEWEST_BARS + 2 * MOST_BARS
 
 
 # ------------------------------------------------------------------------------------ over HTTP
