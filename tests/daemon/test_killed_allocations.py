@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from agent.kernel.kinds import Known
 from agent.kernel.live import LiveKernel
 from agent.metrics import Metrics
 from agent.publisher import Publisher
@@ -30,7 +31,7 @@ from rules.publish import Publishing
 from rules.services import Service, ServicePort, ServiceType
 from rules.values import replace
 from tests.nodes import NODE4
-from tests.spaces import NFTABLES, ip, observed, space, vm
+from tests.spaces import NFTABLES, ip, kernel, space, vm
 
 ROUNDS = 1000
 STEPS = 3  # for which there is time, if a child lives longest
@@ -88,6 +89,7 @@ class Giver:
         self.metrics = Metrics(lambda: Status(version="", pid=0, started=0.0), lambda _: {})
         self.progress = mmap.mmap(-1, 4)  # the step that is being made; shared with who is killed
         self.child = self.turn = 0
+        self.known: Known | None = None
         self.work(0, 1)
         self.stored, self.published = self.read()
         assert {name.split("/")[2] for name in self.stored} >= LASTING.keys()
@@ -98,16 +100,18 @@ class Giver:
         """As the daemon does after a start."""
         store = Store(str(self.folder), complain)
         publisher = Publisher(store, self.metrics, Publishing(), BANDS)
-        kernel = LiveKernel(NFTABLES, defer=True)
-        before = None
+        live = LiveKernel(NFTABLES, defer=True)
+        before, known = None, self.known  # to list the table is slow, and tried elsewhere
         for step in range(steps):
             self.progress[:4] = step.to_bytes(4, "big")
             services = tuple(wanted(turn, step).values())
             publisher.want(Meaning(machines=(MACHINE,), services=services))
             publisher.select((MACHINE,), {}, ())
-            with kernel.opened(self.netns) as namespace:
+            with live.opened(self.netns, known) as namespace:
                 before = keep(NODE, publisher.wish, namespace, before=before).desired
-            kernel.afterwards()
+                known = namespace.known
+            live.afterwards()
+        live.close()
 
     def start(self, turn: int) -> None:
         """Somebody works until he is killed."""
@@ -137,7 +141,10 @@ class Giver:
         held = Store(str(self.folder), complain).node_ports()
         assert len({one.owner for one, _ in held}) == len(held)
         live: dict[str, PortRange] = {}
-        for one in observed(self.netns, NFTABLES).live:
+        with kernel(NFTABLES).opened(self.netns) as namespace:
+            seen = namespace.observe()
+            self.known = namespace.known
+        for one in seen.live:
             if one.rule.chain is Chain.PREROUTING and one.rule.ports:
                 assert one.rule.owner not in live, one.rule.owner
                 live[one.rule.owner] = one.rule.ports
