@@ -20,7 +20,7 @@ from agent.log import Log
 from agent.metrics import Metrics
 from agent.publisher import Publisher
 from agent.reconcile import Outcome, Wish, by_namespace, keep, wish_of, wish_without_laws
-from agent.status import Standing, State
+from agent.status import Standing, State, moment
 from agent.teller import Tell, Teller
 from rules.fences import Laws, fenced
 from rules.model import NODE, Machine, Surroundings
@@ -165,7 +165,8 @@ class Keeper:
             wait = kept.repairs.until - self._clock()
             if wait > 0 and kept.culprits and kept.standing.state is not State.FAILING:
                 who = "{} (pid {})".format(*kept.culprits[-1])
-                why = f"{who} keeps changing our rules: the next repair is due in {wait:.1f} s"
+                due = moment(self._calendar() + wait)
+                why = f"{who} keeps changing our rules: the next repair is due at {due}"
                 self._teller.stand(kept, State.FAILING, why)
 
     def relinked(self, nsid: object) -> None:

@@ -80,6 +80,8 @@ def _wrong(status: Status) -> list[str]:
     """What somebody has to look at although all else is served: 155 problems, 2 in conflict."""
     refused, conflict = _number(status, State.REFUSED), _number(status, State.CONFLICT)
     return [
+        *(["a configuration that is not in use"] if status.outdated else []),
+        *(["a state that cannot be written"] if status.unwritable else []),
         *([counted(len(status.problems), "problem")] if status.problems else []),
         *([f"{refused:,} refused"] if refused else []),
         *([f"{conflict:,} in conflict"] if conflict else []),
@@ -127,9 +129,21 @@ def _header(node: str, kind: str, words: str, now: float) -> Html:
 
 def _attention(status: Status) -> Html | None:
     said = [*_source(status), *_problems(status.problems), *_held(status.held)]
-    if not said:
+    own = list(_own(status))
+    if not said and not own:
         return None
-    return element("section", element("h2", "Manifests"), said, id="attention")
+    heading = element("h2", "Manifests") if said else None
+    return element("section", own, heading, said, id="attention")
+
+
+def _own(status: Status) -> Iterable[Html]:
+    """What the daemon itself lacks."""
+    for title, what in (
+        ("The configuration in the file is not in use: ", status.outdated),
+        ("The state cannot be written: ", status.unwritable),
+    ):
+        if what:
+            yield element("p", element("strong", title), _sentence(what), class_="callout bad")
 
 
 def _source(status: Status) -> Iterable[Html]:

@@ -105,6 +105,13 @@ ALLOCATIONS = Allocations(
 # --------------------------------------------------------------------------------- what it shows
 
 
+def test_what_the_daemon_lacks_itself_is_said_first() -> None:
+    page = seen(node(outdated="line 1 is <bad>", unwritable="cannot write x: No space left"))
+    assert "Ready, a configuration that is not in use, a state that cannot be written" in page.text
+    assert "The configuration in the file is not in use: line 1 is <bad>." in page.text
+    assert "The state cannot be written: cannot write x: No space left." in page.text
+
+
 def test_problems_are_in_the_order_of_their_places_whatever_these_are_made_of() -> None:
     paths: list[tuple[str | int, ...]] = [("a", 0, "x"), ("a", "b"), (), ("a", 0)]
     problems = [replace(PROBLEM, path=path) for path in paths]
