@@ -276,10 +276,16 @@ def top(**options: Any) -> int:
     return command(Wish(**options), this_process(), kernel=kernel)
 
 
-@portranger.command(epilog=examples("status", "status -o json"))
+@portranger.command(epilog=examples("status", "status --netns desktop", "status -o json"))
 @config
+@click.option(
+    "--netns",
+    multiple=True,
+    metavar="NS",
+    help="A namespace, as the daemon calls it; may be repeated. Without it, all.",
+)
 @printed
-def status(config: str | None, output: str) -> int:
+def status(config: str | None, netns: tuple[str, ...], output: str) -> int:
     """Ask the daemon how everything stands."""
     import contextlib
     import time
@@ -290,12 +296,12 @@ def status(config: str | None, output: str) -> int:
 
     console = this_process()
     try:
-        return command(load(config), console, output=output, now=time.time())
+        return command(load(config), console, netns=netns, output=output, now=time.time())
     except BadConfiguration as bad:  # the daemon may well go on with the one it had before
         if config is not None and not os.path.exists(config):  # noqa: PTH110 - as it was typed
             raise
         with contextlib.suppress(Failure):
-            code = command(Config(), console, output=output, now=time.time())
+            code = command(Config(), console, netns=netns, output=output, now=time.time())
             console.warn(f"portranger: {bad}")
             return code
         raise

@@ -184,6 +184,7 @@ def _range_json(live: Live) -> Json:
         "protocol": rule.protocol.value if rule.protocol else None,
         "ports": str(rule.ports) if rule.ports else None,
         "to": str(rule.to),
+        "to_port": str(rule.to_ports) if rule.to_ports else None,
     }
 
 

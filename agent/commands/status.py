@@ -24,7 +24,14 @@ UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 Json = dict[str, Any]  # what the daemon sent: another version may have sent less
 
 
-def status(config: Config, console: Console, *, output: str = "text", now: float) -> int:
+def status(
+    config: Config,
+    console: Console,
+    *,
+    netns: Sequence[str] = (),
+    output: str = "text",
+    now: float,
+) -> int:
     if config.listen is None:
         raise Failure(
             "the daemon has no address to be asked at",
@@ -36,6 +43,10 @@ def status(config: Config, console: Console, *, output: str = "text", now: float
             'Set one: listen = "127.0.0.1:9788"',
         )
     answer = asked(config.listen)
+    try:
+        answer = _of(answer, netns) if netns else answer
+    except (AttributeError, LookupError, TypeError) as error:
+        raise _stranger(config.listen) from error
     if output == "json":
         console.say_json(answer)
         return OK
@@ -46,6 +57,17 @@ def status(config: Config, console: Console, *, output: str = "text", now: float
     for line in lines:
         console.say(printable(line, LONGEST_LINE))  # names in it come from tenants
     return OK
+
+
+def _of(answer: Json, netns: Sequence[str]) -> Json:
+    """What it says, of these namespaces only."""
+    known = {one["netns"]: one for one in answer["namespaces"]}
+    if lost := [name for name in netns if name not in known]:
+        raise Failure(
+            f"the daemon keeps no namespace {', '.join(lost)}",
+            f"It keeps {', '.join(few(sorted(known)))}" if known else "It keeps none",
+        )
+    return {**answer, "namespaces": [known[name] for name in dict.fromkeys(netns)]}
 
 
 def asked(listen: Listen) -> Json:
@@ -175,7 +197,8 @@ def forwards_text(ranges: Iterable[Json]) -> Iterator[str]:
     claims: dict[tuple[str, str], list[str]] = {}
     for one in ranges:
         what = f"{one['protocol']} {one['ports']}" if one.get("protocol") else "everything"
-        claims.setdefault((one["owner"], str(one["to"])), []).append(what)
+        to = f"{one['to']} {one['to_port']}" if one.get("to_port") else str(one["to"])
+        claims.setdefault((one["owner"], to), []).append(what)
     shared: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (owner, to), whats in claims.items():
         shared.setdefault((owner, tuple(dict.fromkeys(whats))), []).append(to)

@@ -109,6 +109,12 @@ def test_of_what_is_pending_or_refused_people_read_ten_and_how_many_there_are(wo
     assert lines[9:] == [f"  {word}: Service/a/b9/rtp: somebody listens", f"  {word}: and 2 more"]
 
 
+def test_a_shifted_range_is_told_with_the_ports_that_it_leads_to() -> None:
+    shifted = replace(forward("udp 31000-31099", to="192.0.2.10"), to_port=10000)
+    text = told(replace(NODE, namespaces=(replace(RED, live=(Live(shifted, 7),)),)))
+    assert "udp 31000-31099 -> 192.0.2.10 10000-10099\n" in text
+
+
 def test_what_the_daemon_lacks_itself_is_said() -> None:
     text = told(replace(NODE, outdated="line 1 is bad", unwritable="cannot write x: it is full"))
     assert "\nconfiguration: line 1 is bad\nstate: cannot write x: it is full\n" in text
@@ -225,6 +231,18 @@ def test_scripts_get_what_the_daemon_said(ask: Ask) -> None:
     assert code == 0
     assert json.loads(out) == status_json(NODE)
     assert out.startswith('{\n  "format_version": "1.0",\n')
+
+
+def test_it_may_be_asked_for_some_namespaces(ask: Ask) -> None:
+    with daemon() as made:
+        where = f"127.0.0.1:{made.address[1]}"
+        code, out, _ = ask(where, "--netns", "red")
+        assert (code, out.count("\nnamespace red"), out.count("\nnamespace blue")) == (0, 1, 0)
+        code, out, _ = ask(where, "--netns", "blue", "-o", "json")
+        assert [one["netns"] for one in json.loads(out)["namespaces"]] == ["blue"]
+        code, out, err = ask(where, "--netns", "rde")
+    assert (code, out) == (1, "")
+    assert "the daemon keeps no namespace rde. It keeps blue, red." in err
 
 
 def test_a_daemon_that_is_not_ready_has_answered_all_the_same(ask: Ask) -> None:
