@@ -46,6 +46,7 @@ class Directory:
         self._seen: tuple[int, int] | None = None
         self._stirred: set[str] | None = None  # paths that are to be read again; None: all
         self._texts = store.load()  # the last good ones, by label
+        self._unwritten: set[str] = set()  # which could not be
         self._said: dict[str, Text] = {}
         self._strange = frozenset(name for text in self._texts.values() for name in pods_of(text))
         for file, text in sorted(self._texts.items()):
@@ -141,16 +142,21 @@ class Directory:
             for file in self._files.values()
             if file.text is not None and file.says.file not in bad
         }
-        for file in self._texts.keys() - {one.says.file for one in self._files.values()}:
+        known = self._texts.keys() | self._unwritten
+        for file in known - {one.says.file for one in self._files.values()}:
             self._store.drop(file)
-            del self._texts[file]
+            self._texts.pop(file, None)
+            self._unwritten.discard(file)
         for file, text in now.items():
             if self._texts.get(file) != text:
                 if enough():
                     return False
                 self._texts.pop(file, None)  # what cannot be written is not there any more
-                if self._store.keep(file, text):  # else the next time
+                if self._store.keep(file, text):
                     self._texts[file] = text
+                    self._unwritten.discard(file)
+                else:
+                    self._unwritten.add(file)  # the next time
                 beat()
         return True
 

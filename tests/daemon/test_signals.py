@@ -163,7 +163,7 @@ def test_a_reload_that_cannot_be_keeps_the_old_configuration(node: Node, blue: s
         node.config.write_text("manifests = 5\nnonsense = true\n")
         daemon.reload()
         assert len(daemon.said("bad configuration", so="the old one goes on")) == 2
-        assert eventually(lambda: daemon.metric("portranger_configuration_current") == 0)
+        assert eventually(lambda: daemon.metric("configuration_current") == 0)
         assert "the one from before goes on: " in daemon.status()["configuration"]
         node.config.unlink()
         daemon.reload()
@@ -187,7 +187,7 @@ def test_a_reload_that_cannot_be_keeps_the_old_configuration(node: Node, blue: s
         daemon.reload()
         assert daemon.said("restart to change it", key="state_dir")
         assert eventually(lambda: daemon.status()["configuration"] is None)
-        assert eventually(lambda: daemon.metric("portranger_configuration_current") == 1)
+        assert eventually(lambda: daemon.metric("configuration_current") == 1)
         node.save("a.yaml", manifest(blue, "23"))
         assert comes_to_forward(blue, "tcp 23", seconds=A_MOMENT)
         assert not (node.folder / "other").exists()

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import yaml
@@ -64,10 +65,21 @@ class Silent:
         """There is nothing to flush."""
 
 
+@pytest.fixture(autouse=True)
+def _workers_end() -> Iterator[None]:
+    yield
+    while Keeping.kernels:
+        Keeping.kernels.pop().close()
+
+
 class Keeping:
     """A keeper of its own in this process, with a clock that moves when told."""
 
+    kernels: ClassVar[list[LiveKernel]] = []  # to be closed
+
     def __init__(self, kernel: LiveKernel | MemoryKernel) -> None:
+        if isinstance(kernel, LiveKernel):
+            self.kernels.append(kernel)
         self.now, self.date = 1000.0, time.time()
         self.log = Silent()
         self.metrics = Metrics(lambda: Status(version="", pid=0, started=0.0), lambda _: {})
@@ -419,11 +431,8 @@ def test_who_could_not_hear_everything_looks_at_everything(node: Node, blue: str
 
 
 def test_a_small_room_for_events_is_told_to_be_too_small(blue: str) -> None:
-    with (
-        closing(Events(room=4096)) as events,
-        closing(LiveKernel(defer=True, events=events)) as kernel,
-    ):
-        keeping = Keeping(kernel)
+    with closing(Events(room=4096)) as events:
+        keeping = Keeping(LiveKernel(defer=True, events=events))
         keeping.want(vm("a", "22", netns=blue))
         burst(blue, 100)
         heard = events.read()
@@ -469,7 +478,7 @@ def test_a_state_directory_that_is_full(node: Node, blue: str) -> None:
         assert eventually(lambda: len(forwarded(blue)) == 40)
         assert daemon.says("warning")
         assert any("No space left" in one["what"] for one in daemon.said("warning"))
-        assert eventually(lambda: daemon.metric("portranger_state_writable") == 0)
+        assert eventually(lambda: daemon.metric("state_writable") == 0)
         assert "No space left" in daemon.status()["state"]
         stored = list((inside / "last-good").glob("*.json"))
         assert 5 < len(stored) < 20
@@ -483,21 +492,14 @@ def test_a_state_directory_that_is_full(node: Node, blue: str) -> None:
         node.save("0.yaml", manifest(blue, "99", "vm-0"))
         assert comes_to_forward(blue, "tcp 99")
         assert eventually(lambda: any("99" in one.read_text() for one in inside.rglob("*.json")))
-        assert eventually(lambda: daemon.metric("portranger_state_writable") == 1)
+        assert eventually(lambda: daemon.metric("state_writable") == 1), daemon.status()["state"]
 
 
 # -------------------------------------------------------------------------------------- clocks
 
 
-@pytest.fixture
-def patient() -> Iterator[LiveKernel]:
-    """A kernel for who keeps many namespaces."""
-    with closing(LiveKernel(defer=True)) as made:
-        yield made
-
-
-def test_a_calendar_that_jumps_is_nothing_to_anybody(blue: str, patient: LiveKernel) -> None:
-    keeping = Keeping(patient)
+def test_a_calendar_that_jumps_is_nothing_to_anybody(blue: str) -> None:
+    keeping = Keeping(LiveKernel(defer=True))
     for port, years in (("22", 0.0), ("23", -0.1), ("24", 20.0), ("25", -50.0)):
         keeping.date += years * 365 * 86400
         keeping.want(vm("a", port, netns=blue))
@@ -619,8 +621,8 @@ def grows_always(keeping: Keeping, netns: str, count: int) -> bool:
     return min(grown(keeping, netns, count // ROUNDS) for _ in range(ROUNDS)) > 64
 
 
-def test_descriptors_and_memory_stay_as_they_are(blue: str, patient: LiveKernel) -> None:
-    live = Keeping(patient)
+def test_descriptors_and_memory_stay_as_they_are(blue: str) -> None:
+    live = Keeping(LiveKernel(defer=True))
     grown(live, blue, REAL // 4)
     assert eventually(lambda: descriptors() <= 40)
     before = descriptors()
