@@ -19,6 +19,7 @@ from rules.policies import (
     NetworkPolicy,
     Party,
     Peers,
+    PolicyPort,
     PolicyRule,
     Selector,
     collapsed,
@@ -29,6 +30,8 @@ from rules.ports import PortRange
 Names = tuple[tuple[str, Protocol, int], ...]
 Reach = Mapping[Family, tuple[Network, ...] | None]  # None: everybody; no such family: nobody
 Way = tuple[Protocol | None, PortRange | None, Reach]
+# By the name and protocol of a port, whom each number is at.
+_Numbers = dict[tuple[object, Protocol], dict[int, list[Network]]]
 
 WHOLE = {Family.IP: (ip_network("0.0.0.0/0"),), Family.IP6: (ip_network("::/0"),)}
 _EVERYBODY: Reach = MappingProxyType(dict.fromkeys(Family))
@@ -37,7 +40,7 @@ _EVERYBODY: Reach = MappingProxyType(dict.fromkeys(Family))
 class Register:
     """All policies and everybody known, each question about them answered once."""
 
-    __slots__ = ("_labels", "_parties", "_policies", "_reaches")
+    __slots__ = ("_known", "_labels", "_parties", "_policies", "_reaches")
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class Register:
         self._parties: dict[str, list[Party]] = defaultdict(list)
         self._labels: dict[str, Labels | None] = {}
         self._reaches: dict[object, Reach] = {}
+        self._known: dict[object, _Numbers] = {}
         for policy in sorted(set(policies), key=str):
             self._policies[policy.namespace].append(policy)
         for party in parties:
@@ -78,21 +82,30 @@ class Register:
             if not isinstance(one.port, str):
                 yield one.protocol, one.port, reach
             elif direction is Direction.EGRESS:
-                yield from self._named(namespace, rule, one.port, one.protocol)
+                yield from self._named(namespace, rule, one)
             elif (number := number_of(names, one.port, one.protocol)) is not None:
                 yield one.protocol, PortRange(number, number), reach
 
-    def _named(
-        self, namespace: str, rule: PolicyRule, name: str, protocol: Protocol
-    ) -> Iterator[Way]:
+    def _named(self, namespace: str, rule: PolicyRule, port: PolicyPort) -> Iterator[Way]:
         """The way to each number that peers have for a port of that name."""
-        numbers: dict[int, list[Network]] = defaultdict(list)
-        for peer in rule.peers or (IpBlock(whole) for [whole] in WHOLE.values()):
-            for party, address in self._met(namespace, peer):
-                if (number := party.number(name, protocol)) is not None:
-                    numbers[number].append(ip_network(address))
+        numbers = self._numbers(namespace, rule).get((port.port, port.protocol), {})
         for number, networks in numbers.items():
-            yield protocol, PortRange(number, number), _by_family(networks)
+            yield port.protocol, PortRange(number, number), _by_family(networks)
+
+    def _numbers(self, namespace: str, rule: PolicyRule) -> _Numbers:
+        """Of everybody that a rule means, who has which number for each name: asked once, however
+        many names the rule has."""
+        key = namespace, rule.peers
+        if key not in self._known:
+            found: _Numbers = {}
+            for peer in rule.peers or (IpBlock(whole) for [whole] in WHOLE.values()):
+                for party, address in self._met(namespace, peer):
+                    first = {(name, of): number for name, of, number in reversed(party.names)}
+                    for name, number in first.items():
+                        at = found.setdefault(name, {})
+                        at.setdefault(number, []).append(ip_network(address))
+            self._known[key] = found
+        return self._known[key]
 
     def _reach(self, namespace: str, peers: tuple[IpBlock | Peers, ...] | None) -> Reach:
         """The addresses of a rule's peers."""

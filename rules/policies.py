@@ -211,15 +211,11 @@ class Party(Value, kw_only=True):
             names=machine.names,
         )
 
-    def number(self, name: str, protocol: Protocol) -> int | None:
-        """Its port of that name; of two, the first, as Kubernetes has it."""
-        return number_of(self.names, name, protocol)
-
 
 def number_of(
     names: Sequence[tuple[str, Protocol, int]], name: str, protocol: Protocol
 ) -> int | None:
-    """The port of that name and protocol."""
+    """The port of that name and protocol; of two, the first, as Kubernetes has it."""
     return next((port for one, of, port in names if one == name and of is protocol), None)
 
 
