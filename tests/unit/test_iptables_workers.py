@@ -172,12 +172,22 @@ def test_a_worker_without_the_package_is_replaced_after_a_while(
 
 
 def test_a_worker_that_died_between_two_questions_is_replaced(descriptor: int) -> None:
-    once = LISTEN + SAY + "say(b'{}')"
-    worker = playing(once)
+    worker = playing(LISTEN + SAY + "say(b'{}'); sys.exit(3)")
     assert worker.ask(descriptor, {}) == {}
     with pytest.raises(TryAgain):
         worker.ask(descriptor, {})
     assert worker.ask(descriptor, {}) == {}
+    worker.stop()
+
+
+def test_a_worker_that_ended_for_want_of_work_is_replaced_and_nobody_need_know(
+    descriptor: int,
+) -> None:
+    worker = playing(LISTEN + SAY + "say(b'{}')")
+    for _ in range(3):
+        assert worker.ask(descriptor, {}) == {}
+        assert worker._process is not None
+        assert worker._process.wait(30) == 0
     worker.stop()
 
 
