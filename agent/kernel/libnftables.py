@@ -10,6 +10,7 @@ from rules.nft import Json
 
 LIBRARY = "libnftables.so.1"
 WORKER = "agent.kernel.libnftables_worker"
+PATIENCE = 10.0  # seconds, in which nobody else is served; to list 50,000 rules takes two
 
 
 class Unreadable(Failure):
@@ -20,7 +21,7 @@ class Libnftables:
     """Started when first needed."""
 
     def __init__(self) -> None:
-        self._worker = Worker("the worker for libnftables", module(WORKER))
+        self._worker = Worker("the worker for libnftables", module(WORKER), patience=PATIENCE)
 
     def run(self, descriptor: int, *commands: Json) -> tuple[list[Json], str]:
         """What is listed, and what went wrong, in that namespace."""

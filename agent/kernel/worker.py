@@ -20,7 +20,7 @@ from agent.errors import TryAgain
 from agent.kernel.netns import inside
 from agent.kernel.wire import LENGTH, exactly, received, send
 
-PATIENCE = 30.0  # seconds; a replace of thousands of rules takes one
+PATIENCE = 20.0  # seconds, fewer than a watchdog's; a replace of thousands of rules takes one
 IDLE = 120.0  # seconds without a request after which a worker ends: it is memory
 OWN_FAULT = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
 
@@ -31,6 +31,7 @@ class Lost(TryAgain):
     """A worker did not answer, and was ended."""
 
     crashed = False  # by what it was asked; not from outside, nor for want of memory
+    unheard = False  # it had nothing to do for long, and had ended before it heard of it
 
 
 class Worker:
@@ -52,8 +53,14 @@ class Worker:
 
     def ask(self, descriptor: int, question: Json) -> Json:
         """Its answer for that namespace."""
-        if self._process is not None and self._process.poll() == 0:
-            self.stop()  # it had nothing to do for long
+        try:
+            return self._asked(descriptor, question)
+        except Lost as lost:
+            if not lost.unheard:
+                raise
+        return self._asked(descriptor, question)
+
+    def _asked(self, descriptor: int, question: Json) -> Json:
         try:
             channel = self._channel or self._start()
         except OSError as error:
@@ -101,7 +108,7 @@ class Worker:
         if isinstance(error, TimeoutError):
             return Lost(f"{self._name} did not answer within {self._patience:g} s", "Try again")
         lost = Lost(f"{self._name} ended or answered nonsense ({error})", "Try again")
-        lost.crashed = ended is not None and -ended in OWN_FAULT
+        lost.crashed, lost.unheard = ended is not None and -ended in OWN_FAULT, ended == 0
         return lost
 
 
