@@ -75,14 +75,14 @@ def _kernel(backend: str, *netns: str | None) -> Kernel:
     return kernel
 
 
-def _state_dir() -> str:
-    """Where the daemon of this machine has its state, as far as anybody can tell."""
+def _daemon() -> Any:
+    """How the daemon of this machine is configured, as far as anybody can tell."""
     from agent.config import Config, load
 
     try:
-        return load(None).state_dir
+        return load(None)
     except Failure:
-        return Config().state_dir
+        return Config()
 
 
 def backend_for(options: dict[str, Any]) -> str:
@@ -205,7 +205,7 @@ def apply(**options: Any) -> int:
         kernel=_kernel(options["backend"], options["netns"]),
         netns=options["netns"],
         most=options["most"],
-        state_dir=_state_dir(),
+        daemon=_daemon(),
         confirm=_confirm(options["yes"]),
     )
 
@@ -382,7 +382,7 @@ def clear(netns: tuple[str, ...], yes: bool, backend: str) -> int:
         netns,
         this_process(),
         kernel=_kernel(backend, *netns),
-        state_dir=_state_dir(),
+        daemon=_daemon(),
         confirm=_confirm(yes),
     )
 

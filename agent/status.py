@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
 
-from rules.model import Chain, Live, Pending
+from rules.model import Chain, Live, Pending, Rule
 from rules.node_ports import Allocations
 from rules.ports import PortRange
 from rules.problems import Problem
@@ -165,7 +165,7 @@ def _standing_json(standing: Standing) -> Json:
         "reason": standing.reason or None,
         "mode": ("extend" if standing.beside else "own") if standing.live else None,
         "rules": len(standing.live),
-        "ranges": [_range_json(one) for one in standing.ranges],
+        "ranges": [range_json(one.rule) for one in standing.ranges],
         "pending": [{"owner": one.owner, "reason": one.reason} for one in standing.pending],
         "refused": [{"owner": one.owner, "reason": one.reason} for one in standing.refused],
         "notes": list(standing.notes),
@@ -176,8 +176,8 @@ def _standing_json(standing: Standing) -> Json:
     }
 
 
-def _range_json(live: Live) -> Json:
-    rule = live.rule
+def range_json(rule: Rule) -> Json:
+    """What is forwarded from outside by a rule."""
     return {
         "owner": rule.owner,
         "family": rule.family.value,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from agent.commands.beside import undone
 from agent.commands.common import (
     BAD_MANIFEST,
     failed,
@@ -10,8 +11,8 @@ from agent.commands.common import (
     reported,
     say_notes,
     say_plans,
-    undone,
 )
+from agent.config import Config
 from agent.console import Console
 from agent.errors import Failure, TryAgain
 from agent.kernel.kinds import Kernel
@@ -28,7 +29,7 @@ def apply(  # noqa: PLR0913 - the options of the command
     kernel: Kernel,
     netns: str | None = None,
     most: int = MOST_ENTRIES,
-    state_dir: str = "",
+    daemon: Config | None = None,
     confirm: Callable[[str], bool],
 ) -> int:
     snapshot = load(paths, console.stdin, netns=netns, most=most)
@@ -54,7 +55,7 @@ def apply(  # noqa: PLR0913 - the options of the command
         else:
             applied[name] = intent.desired
             console.say(f"Applied in namespace {name}: the kernel holds it now.")
-    failures += undone(applied, kernel, state_dir)
+    failures += undone(applied, kernel, daemon)
     if any(intent.desired.pending for intent in found):
         failures.append(
             TryAgain("some of it is pending", "Apply again when what it waits for is there")

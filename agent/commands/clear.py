@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from agent.commands.common import failed, undone
+from agent.commands.beside import undone
+from agent.commands.common import failed
 from agent.commands.show import held
+from agent.config import Config
 from agent.console import Console
 from agent.errors import Failure
 from agent.kernel.kinds import Kernel
@@ -19,7 +21,7 @@ def clear(
     console: Console,
     *,
     kernel: Kernel,
-    state_dir: str = "",
+    daemon: Config | None = None,
     confirm: Callable[[str], bool],
 ) -> int:
     found, failures = held(netns, kernel)
@@ -42,5 +44,5 @@ def clear(
         else:
             cleared[plan.netns] = Desired()
             console.say(f"Cleared namespace {plan.netns}; its kernel settings stay as they are.")
-    failures += undone(cleared, kernel, state_dir)
+    failures += undone(cleared, kernel, daemon)
     return failed(console, failures)

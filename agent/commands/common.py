@@ -1,13 +1,11 @@
 """What several commands share: reading manifests, telling problems, and making plans."""
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from agent.console import Console
-from agent.errors import BadManifest, Failure, NoNamespace, TryAgain
-from agent.lock import holder
-from agent.reconcile import Intent, by_namespace, intend, intend_from_nothing, stands, wish_of
+from agent.errors import BadManifest, Failure, NoNamespace
+from agent.reconcile import Intent, by_namespace, intend, intend_from_nothing, wish_of
 from agent.sources.files import Snapshot
 from rules.conflicts import conflicts
 from rules.desired import desire
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from agent.kernel.kinds import Kernel, Namespace
 
 OK, CHANGES, BAD_MANIFEST = 0, 2, 65
-A_MOMENT = 0.5  # seconds; a daemon repairs in a tenth of it
 
 
 def reported(snapshot: Snapshot, console: Console) -> list[Problem]:
@@ -153,21 +150,6 @@ def refusals(found: Sequence[Intent]) -> list[Failure]:
         for intent in found
         for one in intent.desired.refused
     ]
-
-
-def undone(written: Mapping[str, Desired], kernel: "Kernel", state_dir: str) -> list[Failure]:
-    """Where a daemon runs that keeps these namespaces otherwise, it has put that back by now."""
-    daemon = holder(state_dir) if written and state_dir else ""
-    if not daemon:
-        return []
-    time.sleep(A_MOMENT)
-    failures: list[Failure] = []
-    for name, desired in written.items():
-        with suppress(Failure), kernel.opened(name) as namespace:
-            if not stands(name, desired, namespace):
-                what = f"portranger run ({daemon}) has undone it in namespace {name}"
-                failures.append(TryAgain(what, "Stop it first, or change its manifests instead"))
-    return failures
 
 
 def failure_json(failure: Failure) -> dict[str, object]:

@@ -10,7 +10,12 @@ from rules.nft import Json
 
 LIBRARY = "libnftables.so.1"
 WORKER = "agent.kernel.libnftables_worker"
-PATIENCE = 10.0  # seconds, in which nobody else is served; to list 50,000 rules takes two
+PATIENCE = 6.0  # seconds, in which nobody else is served; to list 50,000 rules takes two
+UNREADABLE = {
+    "UnicodeDecodeError": "what is no text",
+    "MemoryError": "more than there is memory for",
+    "TooLong": "more than anybody would have written",
+}
 
 
 class Unreadable(Failure):
@@ -23,16 +28,26 @@ class Libnftables:
     def __init__(self) -> None:
         self._worker = Worker("the worker for libnftables", module(WORKER), patience=PATIENCE)
 
+    def listed(self, descriptor: int, what: Json) -> tuple[list[Json], str]:
+        """What there is of it in that namespace, and what went wrong. What takes too long or too
+        much memory to list counts as unreadable: somebody put it there for that."""
+        try:
+            return self.run(descriptor, {"list": what})
+        except Lost as lost:
+            if lost.late:
+                raise Unreadable("libnftables does not come to its end") from lost
+            raise
+
     def run(self, descriptor: int, *commands: Json) -> tuple[list[Json], str]:
-        """What is listed, and what went wrong, in that namespace."""
+        """What commands list, and what went wrong, in that namespace."""
         try:
             answer = self._worker.ask(descriptor, {"commands": commands})
         except Lost as lost:
             if lost.crashed:
                 raise Unreadable("libnftables crashed") from lost
             raise
-        if answer.get("error") == "UnicodeDecodeError":
-            raise Unreadable("libnftables lists what is no text")
+        if answer.get("error") in UNREADABLE:
+            raise Unreadable(f"libnftables lists {UNREADABLE[str(answer['error'])]}")
         if "error" in answer:
             raise TryAgain(f"libnftables cannot be used ({answer.get('text')})", "Try again")
         if answer["code"]:

@@ -5,6 +5,7 @@ Run by agent.kernel.libnftables; not for people.
 """
 
 import json
+import resource
 import socket
 import sys
 
@@ -13,6 +14,13 @@ import nftables
 from agent.kernel.worker import Json, serve
 
 LIBRARY = "libnftables.so.1"
+MEMORY = 400 << 20  # bytes of addresses; to list 50,000 rules takes 290 MiB
+LONGEST = 64 << 20  # bytes of a listing
+LARGE = 4 << 20  # after which the memory is given back, by ending
+
+
+class TooLong(Exception):
+    """A listing that is no use to anybody."""
 
 
 class Contexts:
@@ -22,20 +30,27 @@ class Contexts:
 
     def __init__(self) -> None:
         self._used: nftables.Nftables | None = None
+        self._large = False
 
     def answer(self, question: Json) -> Json:
         self._used = nftables.Nftables(LIBRARY)
         self._used.set_handle_output(True)
         self._used.set_json_output(True)
         code, output, error = self._used.cmd(json.dumps({"nftables": question["commands"]}))
+        self._large = len(output) > LARGE
+        if len(output) > LONGEST:
+            raise TooLong
         return {"code": code, "output": output, "failure": error}
 
     def let_go(self) -> None:
         self._used = None
+        if self._large:
+            sys.exit()
 
 
 def main() -> None:
     """Serve the socket named on the command line."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     contexts = Contexts()
     serve(socket.socket(fileno=int(sys.argv[1])), contexts.answer, contexts.let_go)
 

@@ -152,7 +152,7 @@ class LiveNamespace:
             return look(surroundings, endpoints, self._listed if others else None)
 
     def _listed(self, question: Json) -> tuple[list[Json], str]:
-        return self._workers.libnftables.run(self._descriptor, question)
+        return self._workers.libnftables.listed(self._descriptor, question)
 
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
         with self._inside():

@@ -25,7 +25,7 @@ from rules.nft_steps import AddLookup, AddRule, in_turn
 from rules.plan import Plan, Table
 from rules.shapes import PORTS
 
-LIST: Json = {"list": {"table": {"family": "inet", "name": NAME}}}
+TABLE: Json = {"table": {"family": "inet", "name": NAME}}
 KNOWN_RULES = 50_000  # decoded and remembered at the most; then from scratch
 PAUSES = (0.01, 0.03, 0.1, 0.0)  # seconds before a listing is doubted once more
 MISSING = "No such file or directory"
@@ -95,7 +95,7 @@ class Nftables:
             return Observed(mapped={})  # no table
         for pause in PAUSES:
             try:
-                listing, error = self._library.run(self._descriptor, LIST)
+                listing, error = self._library.listed(self._descriptor, TABLE)
             except Unreadable as unreadable:
                 return Observed(table=True, unsound=unreadable.what, mapped={})
             if MISSING in error:

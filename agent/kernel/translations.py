@@ -54,7 +54,7 @@ def _listed(what: Json, lister: Lister) -> list[Json]:
     """What libnftables lists of that; nothing, where it is not there or cannot be read: names of
     others can be any bytes."""
     try:
-        listing, error = lister({"list": what})
+        listing, error = lister(what)
     except Unreadable:
         return []
     if error and MISSING not in error:

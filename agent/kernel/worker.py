@@ -22,6 +22,7 @@ from agent.kernel.wire import LENGTH, exactly, received, send
 
 PATIENCE = 20.0  # seconds, fewer than a watchdog's; a replace of thousands of rules takes one
 IDLE = 120.0  # seconds without a request after which a worker ends: it is memory
+NO_MEMORY = 2  # how libnftables ends a process then
 OWN_FAULT = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
 
 Json = dict[str, object]
@@ -30,7 +31,8 @@ Json = dict[str, object]
 class Lost(TryAgain):
     """A worker did not answer, and was ended."""
 
-    crashed = False  # by what it was asked; not from outside, nor for want of memory
+    crashed = False  # by what it was asked, or for want of memory; not from outside
+    late = False  # it may still have been at it
     unheard = False  # it had nothing to do for long, and had ended before it heard of it
 
 
@@ -106,9 +108,12 @@ class Worker:
                 ended = self._process.wait(1)
         self.stop()
         if isinstance(error, TimeoutError):
-            return Lost(f"{self._name} did not answer within {self._patience:g} s", "Try again")
+            lost = Lost(f"{self._name} did not answer within {self._patience:g} s", "Try again")
+            lost.late = True
+            return lost
         lost = Lost(f"{self._name} ended or answered nonsense ({error})", "Try again")
-        lost.crashed, lost.unheard = ended is not None and -ended in OWN_FAULT, ended == 0
+        lost.crashed = ended == NO_MEMORY or (ended is not None and -ended in OWN_FAULT)
+        lost.unheard = ended == 0
         return lost
 
 

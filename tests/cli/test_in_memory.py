@@ -2,6 +2,9 @@
 
 import io
 import json
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,9 +15,13 @@ from agent.commands.clear import clear
 from agent.commands.explain import explain
 from agent.commands.plan import plan
 from agent.commands.show import show
+from agent.config import Config, Listen
 from agent.console import Console
 from agent.errors import BadConfiguration, BadManifest
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
+from agent.lock import held
+from agent.server import Server
+from agent.status import Standing, State, Status
 from rules.model import Live
 from rules.values import replace
 from tests.unit.samples import POD, egress
@@ -182,3 +189,32 @@ def test_two_names_of_one_namespace_are_refused(kernel: MemoryKernel, tmp_path: 
     other.write_text(DESKTOP.read_text().replace("name: desktop", "name: laptop"))
     with pytest.raises(BadManifest, match="desktop and laptop are one and the same namespace"):
         plan([str(DESKTOP), str(other)], Spoken().console, kernel=kernel)
+
+
+@contextmanager
+def running(status: Status, folder: Path) -> Iterator[Config]:
+    """Somebody who says that he is a daemon with that configuration, and how he stands."""
+    made = Server(
+        "127.0.0.1", 0, status=lambda: status, beat=time.monotonic, metrics_text=bytes, log=print
+    )
+    with closing(made), held(str(folder), print):
+        yield Config(state_dir=str(folder), listen=Listen(*made.address[:2]))
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["other ranges", "the same"])
+def test_what_a_daemon_keeps_otherwise_is_told_to_be_undone(
+    kernel: MemoryKernel, tmp_path: Path, spoken: Spoken, same: bool
+) -> None:
+    """It waits, or looks seldom: what was applied is still there when it is looked at again."""
+    applied(kernel)
+    live = tuple(kernel.spaces["desktop"].observe().live)
+    one = Standing(netns="desktop", state=State.FAILING, since=0.0, live=live)
+    kernel.spaces["desktop"] = MemoryNamespace(POD)  # somebody flushed it
+    path = tmp_path / "edited.yaml"
+    path.write_text(DESKTOP.read_text().replace("end: 8000", f"end: {8000 if same else 8001}"))
+    status = Status(version="1", pid=1, started=0.0, namespaces=(one,))
+    with running(status, tmp_path / "state") as daemon:
+        code = apply([str(path)], spoken.console, kernel=kernel, daemon=daemon, confirm=yes)
+    assert code == (0 if same else 75)
+    told = "will undo it: other ranges are its own in namespace desktop"
+    assert (told in spoken.err) is not same

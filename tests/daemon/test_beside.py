@@ -10,6 +10,7 @@ import pytest
 
 from agent.commands.apply import apply
 from agent.commands.clear import clear
+from agent.config import Config
 from agent.console import Console
 from tests.daemon.running import Node, forwarded
 from tests.spaces import kernel, manifest
@@ -30,7 +31,8 @@ def other(tmp_path: Path, blue: str) -> str:
 
 def test_what_a_daemon_undoes_is_not_told_as_done(node: Node, blue: str, other: str) -> None:
     node.save("a.yaml", manifest(blue, "22"))
-    how: Any = {"kernel": kernel("auto"), "state_dir": str(node.state), "confirm": yes}
+    config = Config(state_dir=str(node.state), listen=None)
+    how: Any = {"kernel": kernel("auto"), "daemon": config, "confirm": yes}
     with node.running() as daemon:
         for command, what in ((clear, blue), (apply, other)):
             warned = io.StringIO()
@@ -44,7 +46,8 @@ def test_beside_a_daemon_what_is_not_its_own_stands(
     node: Node, blue: str, red: str, other: str
 ) -> None:
     node.save("a.yaml", manifest(red, "22"))
-    how: Any = {"kernel": kernel("auto"), "state_dir": str(node.state), "confirm": yes}
+    config = Config(state_dir=str(node.state), listen=None)
+    how: Any = {"kernel": kernel("auto"), "daemon": config, "confirm": yes}
     with node.running():
         for command, what in ((apply, other), (clear, blue)):
             warned = io.StringIO()

@@ -4,18 +4,22 @@ is made anew."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from agent.kernel.libnftables import Libnftables, Unreadable
 from agent.kernel.netlink import transact
 from agent.kernel.netns import inside, opened
-from agent.kernel.nftables import netlink
+from agent.kernel.nftables import TABLE, netlink
 from rules import nft_batch as raw
 from rules.nft_batch import NEWCHAIN, NEWSET, NEWSETELEM, OURS, Message
 from rules.nft_sets import attribute, number
-from tests.spaces import applied, emptied, kernel, observed, pod, portranger, vm, within
+from tests.spaces import applied, emptied, kernel, nft, observed, pod, portranger, vm, within
 
 MACHINE = vm("desktop", "22,1000-8000/udp")
 NFTA_CHAIN_NAME, NFTA_SET_TABLE_NAME = 3, 2
@@ -133,3 +137,35 @@ def test_a_worker_that_crashed_is_replaced(netns: str) -> None:
     assert worker._process is None
     applied(netns, MACHINE)
     assert observed(netns).unsound == ""
+
+
+def test_a_table_that_takes_too_long_to_list_is_made_anew(
+    netns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = kernel("auto")._workers.libnftables._worker
+    nft(netns, "add rule inet portranger prerouting counter")
+    observed(netns)  # now there is one
+    assert worker._process is not None
+    os.kill(worker._process.pid, signal.SIGSTOP)
+    nft(netns, "add rule inet portranger prerouting counter")
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "_patience", 0.3)
+        assert observed(netns).unsound == "libnftables does not come to its end"
+    assert_is_mended(netns)
+
+
+SMALL = "import agent.kernel.libnftables_worker as worker; worker.{} = {}; worker.main()"
+
+
+@pytest.mark.parametrize("limit", ["LONGEST = 100", "MEMORY = 30 << 20"])
+def test_a_table_that_takes_too_much_to_list_is_unreadable(netns: str, limit: str) -> None:
+    lines = (f"add rule inet portranger prerouting tcp dport {port}" for port in range(1, 3000))
+    nft(netns, "\n".join(lines))
+    library = Libnftables()
+    name, _, number = limit.partition(" = ")
+    library._worker._command = [sys.executable, "-c", SMALL.format(name, number)]
+    try:
+        with opened(netns) as descriptor, pytest.raises(Unreadable):
+            library.listed(descriptor, TABLE)
+    finally:
+        library.stop()

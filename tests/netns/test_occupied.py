@@ -86,7 +86,7 @@ def heard(netns: str) -> list[str]:
 def told(netns: str) -> list[str]:
     library = kernel(NFTABLES)._workers.libnftables
     with opened(netns) as descriptor, inside(descriptor, netns):
-        return sorted(map(str, translations(partial(library.run, descriptor))))
+        return sorted(map(str, translations(partial(library.listed, descriptor))))
 
 
 CASES = {
