@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from agent.errors import TryAgain
 
 NAME = "lock"
+PATIENCE = 1.0  # seconds: a process that one who was killed had just begun may have it for a moment
 
 
 @contextmanager
@@ -51,14 +53,24 @@ def _named(descriptor: int) -> str:
     return f"pid {number}" if number.isdecimal() else "another process"
 
 
+def _taken(descriptor: int, path: Path) -> TryAgain:
+    return TryAgain(
+        f"{_named(descriptor)} is running with the state directory {path.parent} already",
+        "Stop it first: two on one node undo each other's work",
+    )
+
+
 def _take(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise TryAgain(
-            f"{_named(descriptor)} is running with the state directory {path.parent} already",
-            "Stop it first: two on one node undo each other's work",
-        ) from error
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError as error:
+            if time.monotonic() < deadline:
+                time.sleep(0.01)
+                continue
+            raise _taken(descriptor, path) from error
     with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -69,18 +69,18 @@ def net(machines: int = 2, *, bridged: bool = True) -> Iterator[Net]:
             "link set lo up",
             f"link add eth0 type veth peer name eth0 netns {client}",
             f"addr add {NODE4}/24 dev eth0",
-            f"addr add {NODE6}/64 dev eth0",
+            f"addr add {NODE6}/64 dev eth0 nodad",
             "link set eth0 up",
             "link add br0 type bridge mcast_snooping 0",
             "addr add 10.1.0.1/24 dev br0",
-            "addr add fd01::1/64 dev br0",
+            "addr add fd01::1/64 dev br0 nodad",
             "link set br0 up",
         )
         ip(
             client,
             "link set lo up",
             f"addr add {CLIENT4}/24 dev eth0",
-            f"addr add {CLIENT6}/64 dev eth0",
+            f"addr add {CLIENT6}/64 dev eth0 nodad",
             "link set eth0 up",
         )
         for number in range(1, machines + 1):
@@ -103,7 +103,7 @@ def _vm(node: str, number: int, *, bridged: bool) -> Iterator[Vm]:
             lines += [
                 f"link set {link} up",
                 f"addr add 169.254.1.1/32 dev {link}",
-                f"addr add fd02::{number:x}:1/128 dev {link}",
+                f"addr add fd02::{number:x}:1/128 dev {link} nodad",
                 f"route add {vm.address}/32 dev {link}",
                 f"route add {vm.address6}/128 dev {link}",
             ]
@@ -113,7 +113,7 @@ def _vm(node: str, number: int, *, bridged: bool) -> Iterator[Vm]:
             pod,
             "link set lo up",
             f"addr add {vm.address}/{bits} dev eth0",
-            f"addr add {vm.address6}/{bits6} dev eth0",
+            f"addr add {vm.address6}/{bits6} dev eth0 nodad",
             "link set eth0 up",
             *([] if bridged else [f"route add {gateway}/32 dev eth0"]),
             *([] if bridged else [f"route add {gateway6}/128 dev eth0"]),

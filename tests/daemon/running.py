@@ -21,7 +21,9 @@ from rules.model import Chain, Family
 from tests.spaces import ROOT, eventually, ip, observed, run, space
 
 PATIENCE = 60.0  # seconds for what takes a few tenths
-A_MOMENT = 5.0  # seconds on a busy machine for what takes the daemon tenths of one, such as to stop
+A_MOMENT = (
+    10.0  # seconds on a busy machine for what takes the daemon tenths of one, such as to stop
+)
 TICKS = os.sysconf("SC_CLK_TCK")
 
 Json = dict[str, Any]

@@ -409,6 +409,8 @@ def test_a_manifest_that_is_removed_and_the_daemon_killed_before_it_could_look(
 ) -> None:
     node.save("a.yaml", manifest(blue, "22"))
     with node.running() as daemon:
+        stored = node.state / "last-good"
+        assert eventually(lambda: any(stored.glob("*.json")))  # which comes after it is ready
         daemon.kill()
     node.remove("a.yaml")
     with node.running():

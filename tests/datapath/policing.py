@@ -227,6 +227,9 @@ class Town:
         }
 
 
+OTHER = "preferred_lft 0 nodad"
+
+
 @contextmanager
 def wired() -> Iterator[Net]:
     """Two machines, and neighbours who know the way to them."""
@@ -240,7 +243,10 @@ def wired() -> Iterator[Net]:
             lab.client,
             *(f"addr add {address(who, Family.IP)}/24 dev eth0" for who in more),
             # Of several, the kernel would take any; of those that it is to prefer there is one.
-            *(f"addr add {address(who, Family.IP6)}/64 dev eth0 preferred_lft 0" for who in more),
+            *(
+                f"addr add {address(who, Family.IP6)}/64 dev eth0 preferred_lft 0 nodad"
+                for who in more
+            ),
             f"route add 10.1.0.0/24 via {NODE4}",
             f"route add fd01::/64 via {NODE6}",
         )
