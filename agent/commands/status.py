@@ -201,9 +201,16 @@ def forwards_text(ranges: Iterable[Json]) -> Iterator[str]:
         claims.setdefault((one["owner"], to), []).append(what)
     shared: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (owner, to), whats in claims.items():
-        shared.setdefault((owner, tuple(dict.fromkeys(whats))), []).append(to)
+        shared.setdefault((owner, tuple(sorted(set(whats), key=_place))), []).append(to)
     for (owner, same), targets in shared.items():
         yield f"{owner}: {listed(same)} -> {', '.join(targets)}"
+
+
+def _place(what: str) -> tuple[str, int]:
+    """In the order of protocols, and of ports: udp 1000-8000."""
+    protocol, _, ports = what.partition(" ")
+    first = ports.partition("-")[0]
+    return protocol, int(first) if first.isdecimal() else 0
 
 
 def listed(what: Sequence[str]) -> str:

@@ -109,6 +109,12 @@ def test_of_what_is_pending_or_refused_people_read_ten_and_how_many_there_are(wo
     assert lines[9:] == [f"  {word}: Service/a/b9/rtp: somebody listens", f"  {word}: and 2 more"]
 
 
+def test_ranges_are_told_in_their_order() -> None:
+    live = forwards("udp 7", "tcp 1094", "tcp 104-110", "tcp 22")
+    text = told(replace(NODE, namespaces=(replace(RED, live=live),)))
+    assert ": tcp 22, tcp 104-110, tcp 1094, udp 7 -> 10.0.2.2, fd10:0:2::2\n" in text
+
+
 def test_a_shifted_range_is_told_with_the_ports_that_it_leads_to() -> None:
     shifted = replace(forward("udp 31000-31099", to="192.0.2.10"), to_port=10000)
     text = told(replace(NODE, namespaces=(replace(RED, live=(Live(shifted, 7),)),)))
