@@ -32,7 +32,7 @@ from agent.notify import Notifier
 from agent.publisher import Publisher, publishing
 from agent.server import Busy, Server
 from agent.sources.directory import Directory
-from agent.sources.meaning import Meaning, Source, Tiding
+from agent.sources.meaning import Meaning, Source, Tiding, outdated
 from agent.sources.store import Store
 from agent.sources.watch import Watch
 from agent.status import Standing
@@ -288,6 +288,7 @@ class Daemon:
             meaning.machines,
             unclaimed_stay=bool(meaning.unknown),
             contested=meaning.contested,
+            outdated=outdated(meaning),
             laws=self._laws(meaning),
         )
         self._news.tell(self._source)

@@ -22,6 +22,7 @@ from agent.publisher import Publisher
 from agent.reconcile import Outcome, Wish, by_namespace, keep, wish_of, wish_without_laws
 from agent.status import Standing, State, moment
 from agent.teller import Tell, Teller
+from agent.unmanaged import Unmanaged
 from rules.fences import Laws, fenced
 from rules.model import NODE, Machine, Surroundings
 from rules.node_ports import Allocations
@@ -72,6 +73,8 @@ class Keeper:
         self._looked = False
         self._unclaimed_stay = False
         self._contested: Mapping[str, str] = {}
+        self._outdated: Mapping[str, str] = {}
+        self._unmanaged = Unmanaged(clock, calendar)
         self._contested_since = calendar()
 
     # ---------------------------------------------------------------------- what it is told
@@ -82,11 +85,13 @@ class Keeper:
         *,
         unclaimed_stay: bool = False,
         contested: Mapping[str, str] | None = None,
+        outdated: Mapping[str, str] | None = None,
         laws: Laws | None = NO_LAWS,
     ) -> None:
-        """These are all the machines there are; in contested namespaces some are refused. Rules of
-        owners who are not among them stay where there may be more that we cannot read. Where laws
-        are not known, what is enforced stays, and nobody new is forwarded to."""
+        """These are all the machines there are; in contested namespaces some are refused, in
+        outdated ones some are as an earlier version of their manifest had them. Rules of owners
+        who are not among them stay where there may be more that we cannot read. Where laws are not
+        known, what is enforced stays, and nobody new is forwarded to."""
         self._machines, self._reselect, self._unselected = tuple(machines), True, False
         filters_stay = laws is None
         self._laws = NO_LAWS if laws is None else laws
@@ -99,9 +104,10 @@ class Keeper:
             self.renew()
         if (contested or {}) != self._contested:
             self._contested_since = self._calendar()
-        self._contested = contested or {}
+        self._contested, self._outdated = contested or {}, outdated or {}
+        self._unmanaged.want(wanted=unclaimed_stay)
         for kept in self._kept.values():
-            self._teller.judge(kept, self._contested.get(kept.netns))
+            self._judge(kept)
 
     def _fence(self) -> None:
         """Put the machines into their namespaces, with what policies say of them as everybody is
@@ -237,6 +243,7 @@ class Keeper:
         """When the next look is due, on the monotonic clock."""
         kept = (one for one in self._kept.values() if not (self._unfenced and one.leaving))
         due = min((one.due for one in kept), default=math.inf)
+        due = min(due, self._unmanaged.due)
         return min(due, self._fences.until) if self._unfenced else due
 
     @property
@@ -270,6 +277,7 @@ class Keeper:
             found[netns] = Standing(
                 netns=netns, state=State.CONFLICT, since=self._contested_since, why=why
             )
+        found = {one.netns: one for one in self._unmanaged.standings} | found
         return tuple(found[netns] for netns in sorted(found))
 
     # ------------------------------------------------------------------------ what it does
@@ -298,6 +306,7 @@ class Keeper:
             self._metrics.forgot(self.kernel.afterwards(beat))
         except Failure as failure:
             self._log.warning("flows not forgotten", reason=failure)
+        self._looked |= self._unmanaged.survey(self.kernel, self._kept)
         return self._looked
 
     def _due(self, now: float) -> list[Kept]:
@@ -360,7 +369,11 @@ class Keeper:
                 self._publisher.left()
             self._drop(kept)
         else:
-            self._teller.judge(kept, self._contested.get(kept.netns))
+            self._judge(kept)
+
+    def _judge(self, kept: Kept) -> None:
+        netns = kept.netns
+        self._teller.judge(kept, self._contested.get(netns), self._outdated.get(netns))
 
     def _kept_so(self, kept: Kept) -> Outcome | None:
         """None: it is as it was when it was last proven."""

@@ -173,7 +173,7 @@ def _node(status: Status) -> Iterator[Metric]:
     yield _gauge(
         "manifests_on_last_good",
         "Files that are bad now, and go on with their last good meaning.",
-        len(status.held),
+        len(status.last_valid),
     )
     yield _gauge(
         "source_readable", "1 while the source of manifests can be read.", not status.unreadable

@@ -3,7 +3,7 @@ shows, and words to whoever wrote a manifest."""
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 
 from agent.devices import Devices
@@ -117,7 +117,7 @@ class News:
             unwritable=unwritable,
             manifests=meaning.count,
             problems=meaning.problems,
-            held=meaning.held,
+            last_valid=self._last_valid(meaning.held),
             policies=Policies(
                 enforced=self._enforces(),
                 count=len(meaning.laws.policies),
@@ -127,6 +127,11 @@ class News:
             namespaces=standings,
         )
         self._notifier.status(self.summary)
+
+    def _last_valid(self, files: Iterable[str]) -> dict[str, float]:
+        """These files with the time at which each was first found invalid."""
+        known, now = self.status.last_valid, time.time()
+        return {file: known.get(file, now) for file in files}
 
     @property
     def summary(self) -> str:

@@ -24,6 +24,8 @@ class State(enum.Enum):
     FAILING = "failing"  # the last try failed; another follows
     REFUSED = "refused"  # what was found in its place is not to be trusted
     CONFLICT = "conflict"  # some of its manifests are refused for what others of them claim
+    OUTDATED = "outdated"  # a manifest of it is invalid, and its last valid version is in use
+    UNMANAGED = "unmanaged"  # it holds rules that no valid manifest declares
 
 
 def tally(states: Iterable[str]) -> str:
@@ -65,6 +67,7 @@ class Standing(Value, kw_only=True):
     pending: tuple[Pending, ...] = ()
     refused: tuple[Pending, ...] = ()  # what would take what is somebody else's
     notes: tuple[str, ...] = ()
+    unmanaged: tuple[str, ...] = ()  # owners of rules that no valid manifest declares
     change: Change | None = None
     drift: Drift | None = None
     drifts: int = 0
@@ -99,7 +102,8 @@ class Status(Value, kw_only=True):
     unwritable: str = ""  # why the state cannot be written, where it cannot
     manifests: int = 0
     problems: tuple[Problem, ...] = ()
-    held: tuple[str, ...] = ()  # files that go on with their last good meaning
+    last_valid: Mapping[str, float] = MappingProxyType({})  # files whose last valid version is in
+    # use, since the time at which this run found them invalid
     policies: Policies = Policies()
     traffic: Mapping[str, int] = MappingProxyType({})  # with the source, in numbers
     allocations: Allocations | None = None  # of node ports; None: an API server gives them
@@ -121,7 +125,11 @@ def status_json(status: Status) -> Json:
         "state": status.unwritable or None,
         "manifests": status.manifests,
         "problems": [problem_json(problem) for problem in status.problems],
-        "last_good": list(status.held),
+        "last_good": sorted(status.last_valid),
+        "last_valid": [
+            {"file": file, "since": moment(since)}
+            for file, since in sorted(status.last_valid.items())
+        ],
         "policies": _policies_json(status.policies),
         "node_ports": status.allocations and _allocations_json(status.allocations),
         "namespaces": [_standing_json(standing) for standing in status.namespaces],
@@ -169,6 +177,7 @@ def _standing_json(standing: Standing) -> Json:
         "pending": [{"owner": one.owner, "reason": one.reason} for one in standing.pending],
         "refused": [{"owner": one.owner, "reason": one.reason} for one in standing.refused],
         "notes": list(standing.notes),
+        "unmanaged": list(standing.unmanaged),
         "last_change": standing.change
         and {"at": moment(standing.change.at), "what": standing.change.what},
         "last_drift": standing.drift and _drift_json(standing.drift),

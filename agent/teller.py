@@ -1,7 +1,7 @@
 """Says how a namespace stands and what was done there: in its Standing, to the log, to the metrics,
 and to whoever declared what concerns them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from agent.kept import Kept
 from agent.log import Level, Log
@@ -9,7 +9,7 @@ from agent.metrics import Metrics
 from agent.reconcile import Outcome
 from agent.sources.meaning import Tiding
 from agent.status import Change, Drift, State
-from rules.model import Members, Pending
+from rules.model import NODE, Members, Pending
 from rules.plan import Plan
 from rules.values import replace
 from rules.words import few
@@ -47,8 +47,9 @@ class Teller:
         fields = {"why": why} if why else {}
         self._log.once(("state", kept.netns), level, state.value, netns=kept.netns, **fields)
 
-    def judge(self, kept: Kept, contested: str | None) -> None:
-        """How one stands that was looked at with success; contested: why some are refused there."""
+    def judge(self, kept: Kept, contested: str | None, outdated: str | None) -> None:
+        """How one stands that was looked at with success; contested: why some are refused there;
+        outdated: which manifests are invalid, so that their last valid version is in use."""
         if kept.proven is None:
             return
         standing = kept.standing
@@ -56,6 +57,10 @@ class Teller:
             self.stand(kept, State.CONFLICT, contested)
         elif standing.refused:
             self.stand(kept, State.CONFLICT, _reasons(standing.refused))
+        elif standing.unmanaged:
+            self.stand(kept, State.UNMANAGED, unmanaged(standing.unmanaged))
+        elif outdated is not None:
+            self.stand(kept, State.OUTDATED, outdated)
         elif standing.pending:
             self.stand(kept, State.PENDING, _reasons(standing.pending))
         else:
@@ -80,6 +85,7 @@ class Teller:
             pending=desired.pending,
             refused=desired.refused,
             notes=desired.notes,
+            unmanaged=() if kept.netns == NODE else _unmanaged(outcome),  # its notes tell
         )
         for one in sorted(new, key=str):
             self._log.warning("not published", what=one.owner, why=one.reason)
@@ -115,6 +121,26 @@ class Teller:
         """What was found in the place of a pod is not what it should be."""
         self._metrics.refused()
         self._tell(kept.machines, Tiding.REFUSED, why)
+
+
+def _unmanaged(outcome: Outcome) -> tuple[str, ...]:
+    """The owners of rules that stay because an invalid manifest may declare them."""
+    desired = outcome.desired
+    if not desired.unclaimed_stay:
+        return ()
+    known = {one.owner for one in desired.rules} | {one.owner for one in desired.pending}
+    left = {
+        one.rule.owner
+        for one in outcome.live
+        if one.rule not in desired.rules and one.rule not in desired.kept
+    }
+    return tuple(sorted(left - known))
+
+
+def unmanaged(owners: Sequence[str]) -> str:
+    """Why rules are left alone that nobody declares."""
+    of = f" of {', '.join(few(owners))}" if owners else ""
+    return f"rules{of} are left as they are: no valid manifest declares them"
 
 
 def _reasons(some: Iterable[Pending]) -> str:

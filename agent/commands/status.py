@@ -130,8 +130,9 @@ def status_text(answer: Json, now: float) -> Iterator[str]:
         yield f"policies: {_policies(policies)}"
     for problem in answer.get("problems", ()):
         yield f"problem: {_problem(problem)}"
-    for file in answer.get("last_good", ()):
-        yield f"on its last good meaning: {file}"
+    for one in answer.get("last_valid", ()):
+        since = since_when(one.get("since"), now)
+        yield f"using the last valid version of {one['file']} since {since}"
     for standing in answer.get("namespaces", ()):
         yield ""
         yield from _standing(standing, now)

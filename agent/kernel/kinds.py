@@ -90,6 +90,9 @@ class Kernel(Protocol):
         """Which namespace has that name now; None: there is none."""
 
     def opened(self, netns: str, known: Known | None = None) -> AbstractContextManager[Watched]: ...
+    def holds_rules(self, netns: str) -> bool:
+        """Whether something of ours is in that namespace, at less cost than another look."""
+
     def glimpse(self, netns: str, before: Glimpse) -> Glimpse:
         """The same again, now; what only a change of the rules changes is not asked without one."""
 

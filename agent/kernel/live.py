@@ -13,9 +13,9 @@ from agent.kernel import netns as namespaces
 from agent.kernel.backends import ASKED, AUTO, IPTABLES, NFTABLES, Workers, chosen, legacy_is_live
 from agent.kernel.conntrack import Conntrack, is_idle, tracked
 from agent.kernel.events import Events
-from agent.kernel.iptables import require
+from agent.kernel.iptables import Iptables, require
 from agent.kernel.kinds import Beat, Generation, Glimpse, Known
-from agent.kernel.nftables import Nftables, generation_of, kubevirt_in, netlink
+from agent.kernel.nftables import Nftables, generation_of, has_table, kubevirt_in, netlink
 from agent.kernel.node import look
 from agent.kernel.pods import POD, Pods
 from agent.kernel.turns import Turns
@@ -312,6 +312,17 @@ class LiveKernel:
                 yield namespace
             finally:
                 namespace.close()
+
+    def holds_rules(self, netns: str) -> bool:
+        with self.found(netns) as descriptor, _inside(descriptor, netns):
+            with netlink() as asking:
+                if has_table(asking):
+                    return True
+            if self._backend == NFTABLES or netns == NODE or not legacy_is_live():
+                return False
+            with suppress(BackendMissing):
+                return Iptables(descriptor, self._workers.iptables).observe().table
+            return False
 
     def _nsid(self, descriptor: int, netns: str) -> int | None:
         try:

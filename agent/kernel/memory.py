@@ -154,6 +154,10 @@ class MemoryKernel:
                 sysctls=space.observe(before.sysctls).sysctls,
             )
 
+    def holds_rules(self, netns: str) -> bool:
+        with self.opened(netns) as space:
+            return space.held.table
+
     def resources(self, netns: str) -> dict[str, str]:  # noqa: ARG002 - there are no pods
         return {}
 

@@ -187,6 +187,15 @@ def generation_of(asking: socket.socket) -> Generation:
     return Generation(cookie_of(asking), int.from_bytes(attributes[NFTA_GEN_ID], "big"))
 
 
+def has_table(asking: socket.socket) -> bool:
+    """Whether our table is there."""
+    try:
+        ask(asking, NFT_MSG_GETTABLE, 0, OUR_TABLE, "=BBH")
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def cookie_of(asking: socket.socket) -> int:
     """Of the namespace that a socket is in."""
     cookie = asking.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)

@@ -23,14 +23,24 @@ MOST_REMARKS = 6
 RECENT = 3600.0  # seconds for which a drift is something to look at
 
 UNKNOWN = (State.FAILING, State.REFUSED)  # so that nobody knows what the kernel holds now
-ORDER = (State.FAILING, State.REFUSED, State.CONFLICT, State.PENDING, State.IN_SYNC)
-URGENCY = (*ORDER[:3], None, State.IN_SYNC, State.PENDING)  # None: repaired of late
+ORDER = (
+    State.FAILING,
+    State.REFUSED,
+    State.CONFLICT,
+    State.UNMANAGED,
+    State.OUTDATED,
+    State.PENDING,
+    State.IN_SYNC,
+)
+URGENCY = (*ORDER[:5], None, State.IN_SYNC, State.PENDING)  # None: repaired of late
 KINDS = {  # how serious it is; the word is always there, too
     State.IN_SYNC: "good",
     State.PENDING: "wait",
     State.FAILING: "bad",
     State.REFUSED: "bad",
     State.CONFLICT: "warn",
+    State.OUTDATED: "warn",
+    State.UNMANAGED: "warn",
 }
 
 Lines = dict[tuple[str, str, str], list[str]]

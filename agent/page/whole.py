@@ -1,12 +1,12 @@
 """The page as a whole: the health line, what is wrong, and how everything stands."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from agent.page import namespaces, node_ports
 from agent.page.axis import hatching
 from agent.page.markup import Html, discreet, element, joined, name
-from agent.page.words import ago, clock, counted
+from agent.page.words import ago, clock, counted, day
 from agent.status import Policies, State, Status
 from rules.problems import Problem
 
@@ -78,12 +78,16 @@ def _health(status: Status, stuck: str) -> tuple[str, str]:
 
 def _wrong(status: Status) -> list[str]:
     """What somebody has to look at although all else is served: 155 problems, 2 in conflict."""
-    refused, conflict = _number(status, State.REFUSED), _number(status, State.CONFLICT)
+    named = {
+        state.value: _number(status, state)
+        for state in (State.REFUSED, State.OUTDATED, State.UNMANAGED)
+    }
+    conflict = _number(status, State.CONFLICT)
     return [
         *(["a configuration that is not in use"] if status.outdated else []),
         *(["a state that cannot be written"] if status.unwritable else []),
         *([counted(len(status.problems), "problem")] if status.problems else []),
-        *([f"{refused:,} refused"] if refused else []),
+        *(f"{number:,} {state}" for state, number in named.items() if number),
         *([f"{conflict:,} in conflict"] if conflict else []),
     ]
 
@@ -128,7 +132,7 @@ def _header(node: str, kind: str, words: str, now: float) -> Html:
 
 
 def _attention(status: Status) -> Html | None:
-    said = [*_source(status), *_problems(status.problems), *_held(status.held)]
+    said = [*_source(status), *_problems(status.problems), *_last_valid(status.last_valid)]
     own = list(_own(status))
     if not said and not own:
         return None
@@ -173,11 +177,14 @@ def _problems(problems: tuple[Problem, ...]) -> Iterable[Html]:
     yield from _folded("problems", shown, len(problems))
 
 
-def _held(held: tuple[str, ...]) -> Iterable[Html]:
-    if held:
-        names = [element("li", name(one)) for one in held[:MOST]]
-        yield element("p", "On their last good meaning:", class_="quiet")
-        yield from _folded("held", names, len(held))
+def _last_valid(files: Mapping[str, float]) -> Iterable[Html]:
+    if files:
+        names = [
+            element("li", name(file), " since ", day(since))
+            for file, since in sorted(files.items())[:MOST]
+        ]
+        yield element("p", "Using the last valid version of:", class_="quiet")
+        yield from _folded("last-valid", names, len(files))
 
 
 def _folded(key: str, lines: Sequence[Html], number: int) -> Iterable[Html]:

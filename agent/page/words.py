@@ -30,6 +30,12 @@ def clock(at: float) -> Html:
     return element("time", exact.strftime("%H:%M:%S UTC"), datetime=moment(at))
 
 
+def day(at: float) -> Html:
+    """The time of a day."""
+    exact = datetime.fromtimestamp(at, UTC)
+    return element("time", exact.strftime("%Y-%m-%d %H:%M UTC"), datetime=moment(at))
+
+
 def _time(at: float, words: str) -> Html:
     exact = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return element("time", words, datetime=moment(at), title=exact)

@@ -11,6 +11,7 @@ from rules.model import Machine
 from rules.problems import Problem
 from rules.services import Endpoint, Service
 from rules.values import Value
+from rules.words import few
 
 Progress = Callable[[], None]
 Enough = Callable[[], bool]
@@ -37,6 +38,20 @@ class Meaning(Value, kw_only=True):
     unreadable: str = ""
     contested: Mapping[str, str] = MappingProxyType({})  # namespaces, with what is wrong there
     instances: Mapping[str, str] = MappingProxyType({})  # by pod, whose it is said to be; UIDs
+
+
+def outdated(meaning: Meaning) -> dict[str, str]:
+    """The namespaces of machines that are served as the last valid version of an invalid manifest
+    declares them, with the reason."""
+    files: dict[str, set[str]] = {}
+    for machine in meaning.machines:
+        file = machine.origin.rpartition(":")[0]
+        if file in meaning.held:
+            files.setdefault(machine.netns, set()).add(file)
+    return {
+        netns: f"using the last valid version of {', '.join(few(sorted(names)))}"
+        for netns, names in files.items()
+    }
 
 
 class Tiding(enum.Enum):

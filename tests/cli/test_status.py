@@ -62,7 +62,7 @@ NODE = Status(
     source="/etc/m",
     manifests=2,
     problems=(PROBLEM,),
-    held=("/etc/m/laptop.yaml",),
+    last_valid={"/etc/m/laptop.yaml": NOW - 60},
     policies=Policies(enforced=True, count=3),
     namespaces=(BLUE, RED),
 )
@@ -73,7 +73,7 @@ namespaces: 1 in sync, 1 failing
 policies: 3 enforced
 problem: /etc/m/laptop.yaml:16: spec.end: is not a port number (it is 70000). \
 Write a number from 1 to 65535. [port-out-of-range]
-on its last good meaning: /etc/m/laptop.yaml
+using the last valid version of /etc/m/laptop.yaml since 2027-01-15 07:59:00 UTC (1 min ago)
 
 namespace blue: in sync since 2027-01-15 07:56:40 UTC (3 min ago)
   nftables: the kernel has it
@@ -282,7 +282,7 @@ def test_names_of_tenants_cannot_spoil_the_terminal(ask: Ask) -> None:
         change=Change(NOW, evil),
         drift=Drift(at=NOW, process=evil, changes=1),
     )
-    status = Status(version=evil, pid=1, started=NOW, held=(evil,), namespaces=(one,))
+    status = Status(version=evil, pid=1, started=NOW, last_valid={evil: NOW}, namespaces=(one,))
     with daemon(status) as made:
         code, out, _ = ask(f"127.0.0.1:{made.address[1]}")
     assert code == 0

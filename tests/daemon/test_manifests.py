@@ -4,6 +4,7 @@ is what the files say, or said last when they made sense."""
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -172,7 +173,6 @@ def test_a_directory_that_goes_away_takes_nothing_with_it(node: Node, blue: str)
         before = handles(blue)
         node.manifests.rename(node.folder / "elsewhere")
         assert daemon.says("source away")
-        assert daemon.standing(blue)["state"] == "in sync"
         assert str(node.manifests) in daemon.status()["unreadable"]
         node.manifests.write_text("not a directory")
         daemon.reload()
@@ -275,8 +275,10 @@ def test_a_file_that_turns_bad_keeps_its_last_good_meaning(node: Node, blue: str
         assert not daemon.said("bad manifest", so="nothing of it is applied")
         assert eventually(lambda: last_good(daemon) == [str(path)])
         assert daemon.metric("manifests_on_last_good") == 1
+        assert daemon.standing(blue)["state"] == "outdated"
+        assert daemon.standing(blue)["why"] == f"using the last valid version of {path}"
+        assert daemon.metric("namespaces", state="outdated") == 1
         assert daemon.metric("manifest_problems") >= 1
-        assert daemon.standing(blue)["state"] == "in sync"
         assert handles(blue) == before
         run("ip", "netns", "exec", blue, "nft", "flush ruleset")
         assert comes_to_forward(blue, "tcp 22")
@@ -328,6 +330,42 @@ def test_the_last_good_meaning_outlives_the_daemon(node: Node, blue: str) -> Non
         assert last_good(daemon) == [str(path)]
         path.write_text(manifest(blue, "23"))
         assert comes_to_forward(blue, "tcp 23", seconds=A_MOMENT)
+
+
+def test_rules_of_an_invalid_manifest_without_a_last_valid_version_are_reported_as_unmanaged(
+    node: Node, blue: str, red: str
+) -> None:
+    """State lost, manifest invalid: nothing tells any more which namespace it was for."""
+    node.save("a.yaml", manifest(blue, "22"))
+    node.save("b.yaml", manifest(red, "22", "one") + "---\n" + manifest(red, "23", "two"))
+    with node.running():
+        before = handles(blue)
+    shutil.rmtree(node.state)
+    node.save("a.yaml", BAD)
+    node.save("b.yaml", BAD)
+    node.save("c.yaml", manifest(red, "22", "one"))
+    with node.running() as daemon:
+        assert daemon.is_in("unmanaged", blue)
+        assert f"portranger clear --netns {blue}" in daemon.standing(blue)["why"]
+        assert daemon.is_in("unmanaged", red)
+        assert "VirtualMachine/default/two/red" in daemon.standing(red)["why"]
+        assert daemon.metric("namespaces", state="unmanaged") >= 2
+        assert handles(blue) == before
+        assert forwarded(red) == {"tcp 22", "tcp 23"}
+        node.save("a.yaml", manifest(blue, "22"))
+        assert daemon.is_in("in sync", blue)
+        node.remove("b.yaml")
+        assert daemon.is_in("in sync", red)
+        assert forwarded(red) == {"tcp 22"}
+
+
+def test_unmanaged_rules_that_are_cleared_are_no_longer_reported(node: Node, blue: str) -> None:
+    applied(blue, vm("by-hand", "22"))
+    node.save("a.yaml", BAD)
+    with node.running() as daemon:
+        assert daemon.is_in("unmanaged", blue)
+        run("ip", "netns", "exec", blue, "nft", "delete table inet portranger")
+        assert eventually(lambda: not daemon.standing(blue))
 
 
 def test_what_was_good_last_is_what_counts_not_what_was_good_first(node: Node, blue: str) -> None:

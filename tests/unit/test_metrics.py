@@ -173,7 +173,7 @@ def test_how_the_node_stands_is_read_at_the_scrape() -> None:
         unreadable="it is gone",
         manifests=9,
         problems=(problem, problem),
-        held=("a.yaml",),
+        last_valid={"a.yaml": 5.0},
     )
     found = made.scrape()
     assert value(found, "portranger_ready") == 0
@@ -193,6 +193,8 @@ def test_all_states_are_told_always() -> None:
         "failing",
         "refused",
         "conflict",
+        "outdated",
+        "unmanaged",
     }
     made.status = node(
         standing(), replace(standing(netns="x"), state=State.FAILING), standing(netns="y")

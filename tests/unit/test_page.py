@@ -143,7 +143,7 @@ def test_it_says_how_everything_stands() -> None:
         source="/etc/m",
         manifests=2,
         problems=(PROBLEM,),
-        held=("/etc/m/laptop.yaml",),
+        last_valid={"/etc/m/laptop.yaml": NOW},
         policies=Policies(enforced=True, count=3),
         allocations=ALLOCATIONS,
     )
@@ -230,8 +230,10 @@ def test_a_node_with_something_wrong_is_not_green(status: Status, kind: str) -> 
 
 def test_of_many_problems_the_first_few_are_seen_and_the_others_unfolded() -> None:
     problems = tuple(replace(PROBLEM, file=f"{number:03}.yaml") for number in range(155))
-    held = tuple(f"{number:03}.yaml" for number in range(40))
-    page = document(node(problems=problems, held=held), node="n", now=NOW).decode()
+    files = [f"{number:03}.yaml" for number in range(40)]
+    page = document(
+        node(problems=problems, last_valid=dict.fromkeys(files, NOW)), node="n", now=NOW
+    ).decode()
     attention = page.partition('id="attention"')[2] or page
     folded = re.findall("<details.*?</details>", attention)
     at_once = "".join(re.split("<details.*?</details>", attention.partition("</section>")[0]))
@@ -239,7 +241,7 @@ def test_of_many_problems_the_first_few_are_seen_and_the_others_unfolded() -> No
     assert "and 152 more<" in folded[0]
     assert "and 125 more: portranger status" in folded[0]
     assert "and 37 more<" in folded[1]
-    few = seen(node(problems=problems[:3], held=held[:3]))
+    few = seen(node(problems=problems[:3], last_valid=dict.fromkeys(files[:3], NOW)))
     assert few.all("details") == []
 
 
@@ -440,7 +442,7 @@ def said_everywhere(text: str) -> Status:
         one,
         unreadable=text,
         source=text,
-        held=(text,),
+        last_valid={text: NOW},
         problems=(problem,),
         policies=Policies(enforced=True, why=text),
         allocations=Allocations(Bands(PortRange(30000, 32767)), {held: PortRange(30000, 30001)}),
@@ -557,7 +559,7 @@ def test_a_thousand_namespaces_in_trouble_make_a_page_of_bounded_size_in_bounded
     status = node(
         *bad,
         problems=(problem,) * 2000,
-        held=("h" * 300,) * 2000,
+        last_valid={f"{number:04}{'h' * 296}": NOW for number in range(2000)},
         allocations=Allocations(Bands(PortRange(30000, 32767)), held),
     )
     started = time.process_time()

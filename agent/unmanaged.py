@@ -1,0 +1,63 @@
+"""Finds namespaces that hold rules of portranger although no valid manifest names them.
+
+While a manifest is invalid and has no last valid version, nobody can tell which namespaces it is
+for. Their rules stay, are not repaired and not removed; this is what reports them.
+"""
+
+import math
+from collections.abc import Callable, Collection
+
+from agent.errors import Failure
+from agent.kernel.kinds import Kernel
+from agent.status import Standing, State
+from agent.teller import unmanaged
+
+SURVEY = 10.0  # seconds between two surveys: rules of unmanaged namespaces send no events
+
+Clock = Callable[[], float]
+
+
+class Unmanaged:
+    """The unmanaged namespaces of a node, as of the last survey."""
+
+    def __init__(self, clock: Clock, calendar: Clock) -> None:
+        self._clock, self._calendar = clock, calendar
+        self._found: dict[str, Standing] = {}
+        self.due = math.inf
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        return tuple(self._found.values())
+
+    def want(self, *, wanted: bool) -> None:
+        """Survey from now on, or never again: with every manifest known, nothing is unmanaged."""
+        if not wanted:
+            self._found, self.due = {}, math.inf
+        elif self.due == math.inf:
+            self.due = -math.inf
+
+    def survey(self, kernel: Kernel, managed: Collection[str]) -> bool:
+        """Look at every namespace with a name that is not managed, if it is time; return whether
+        the result is another than before."""
+        if self._clock() < self.due:
+            return False
+        self.due = self._clock() + SURVEY
+        before, self._found = self._found, {}
+        identities = {kernel.identity(netns) for netns in managed}
+        for netns in kernel.names():
+            if netns not in managed and kernel.identity(netns) not in identities:
+                self._look(kernel, netns, before.get(netns))
+        return self._found.keys() != before.keys()
+
+    def _look(self, kernel: Kernel, netns: str, known: Standing | None) -> None:
+        try:
+            if kernel.holds_rules(netns):
+                self._found[netns] = known or Standing(
+                    netns=netns,
+                    state=State.UNMANAGED,
+                    since=self._calendar(),
+                    why=f"{unmanaged(())}; fix the invalid manifests, or remove the rules with "
+                    f"portranger clear --netns {netns}",
+                )
+        except Failure:  # it went meanwhile, or may not be entered: then it cannot be served either
+            return
