@@ -7,6 +7,7 @@ the end of the process. So a thread of its own reads, which is waited for a mome
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from threading import Lock, Thread
 
 from agent.errors import TryAgain
@@ -15,6 +16,7 @@ from rules.values import Value
 
 PATIENCE = 1.0  # seconds for a process to let us read
 HASTE = 0.1  # seconds, while we have none
+BUSY = 10.0  # seconds more for a thread that gets no processor: that is the machine's fault
 GRUDGE = 60.0  # seconds after a wait in vain without patience, and without a question to that pod
 MOST_STUCK = 16  # threads; a pod that has one gets no other
 
@@ -53,6 +55,9 @@ class Aside:
                 raise _unreadable(pod) from error
             raise
         reading.join(patience)
+        busy = self._clock() + BUSY
+        while reading.is_alive() and reading.is_at_work() and self._clock() < busy:
+            reading.join(HASTE)  # it waits for the processor, and for nobody else
         if reading.is_alive():
             self._leave(pod, reading, patience)
             raise _unreadable(pod)
@@ -88,6 +93,14 @@ class _Reading(Thread):
             self._found = error
         finally:
             os.close(self._descriptor)
+
+    def is_at_work(self) -> bool:
+        """Whether it runs, or would if it got a processor; else it waits for somebody."""
+        try:
+            stat = Path(f"/proc/self/task/{self.native_id}/stat").read_text()
+        except OSError:
+            return True  # it has not begun, or has just ended
+        return stat.rpartition(")")[2].split()[0] == "R"
 
     def result(self) -> bytes:
         if isinstance(self._found, OSError):

@@ -4,6 +4,7 @@ Left to us, the choice follows what is live in the namespace, and what we chose 
 change from one look to the next because of what others do.
 """
 
+from contextlib import ExitStack
 from typing import Protocol
 
 from agent.errors import BackendMissing, Failure
@@ -99,13 +100,23 @@ def chosen(
             )
         return Backends(IPTABLES, why, Iptables(descriptor, workers.iptables), other)
     legacy = Iptables(descriptor, workers.iptables) if legacy_is_live() else None
-    try:
-        modern = Nftables(descriptor, workers.libnftables, known)
-        ours = modern.observe().table
-    except BackendMissing as missing:
-        if asked == NFTABLES or legacy is None:
-            raise
-        return Backends(IPTABLES, f"nftables cannot be used: {missing}", legacy, None)
+    with ExitStack() as undo:
+        try:
+            modern = Nftables(descriptor, workers.libnftables, known)
+            undo.callback(modern.close)
+            ours = modern.observe().table
+        except BackendMissing as missing:
+            if asked == NFTABLES or legacy is None:
+                raise
+            return Backends(IPTABLES, f"nftables cannot be used: {missing}", legacy, None)
+        found = _chosen(asked, legacy, modern, ours=ours, why=why)
+        undo.pop_all()
+    return found
+
+
+def _chosen(
+    asked: str, legacy: Iptables | None, modern: Nftables, *, ours: bool, why: str
+) -> Backends:
     if asked == NFTABLES:
         return _with_usable(legacy, why, modern)
     if ours:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import chain
 
-from agent.errors import BackendMissing, Failure, NotPermitted, Stale
+from agent.errors import BackendMissing, Failure, NotPermitted, Stale, TryAgain
 from agent.kernel.kinds import Generation, Known
-from agent.kernel.libnftables import Libnftables, Unreadable, load
+from agent.kernel.libnftables import Libnftables, TooMuch, Unreadable, load
 from agent.kernel.netlink import ask, attribute, attributes, transact
 from rules.model import Family, Observed, Rule
 from rules.nft import NAME, Json, commands
@@ -28,6 +28,7 @@ from rules.shapes import PORTS
 TABLE: Json = {"table": {"family": "inet", "name": NAME}}
 KNOWN_RULES = 50_000  # decoded and remembered at the most; then from scratch
 PAUSES = (0.01, 0.03, 0.1, 0.0)  # seconds before a listing is doubted once more
+CHANGING = "the rules of this namespace keep changing while they are read"
 MISSING = "No such file or directory"
 NETLINK_NETFILTER = 12
 NFT_MSG_GETTABLE, NFT_MSG_GETCHAIN, NFT_MSG_GETGEN = 0xA01, 0xA04, 0xA10
@@ -84,10 +85,13 @@ class Nftables:
         except OSError:
             return self._list()  # which says what is wrong, and what to do about it
         if self.known is None or self.known[0] != generation:
-            self.known = generation, self._list()
+            self.known = generation, self._list(generation)
         return self.known[1]
 
-    def _list(self) -> Observed:
+    def _list(self, generation: Generation | None = None) -> Observed:
+        """What libnftables lists. What takes too much to list counts as unsound, as somebody put it
+        there for that; but not while others keep committing, which has it start over each time, nor
+        when a worker timed out: both say nothing about the table."""
         try:
             if self._flags():
                 return Observed(table=True, unsound="somebody set flags on the table", mapped={})
@@ -96,6 +100,10 @@ class Nftables:
         for pause in PAUSES:
             try:
                 listing, error = self._library.listed(self._descriptor, TABLE)
+            except TooMuch as unreadable:
+                if generation is not None and generation_of(self._netlink) != generation:
+                    raise TryAgain(CHANGING, "Find out what does") from unreadable
+                return Observed(table=True, unsound=unreadable.what, mapped={})
             except Unreadable as unreadable:
                 return Observed(table=True, unsound=unreadable.what, mapped={})
             if MISSING in error:

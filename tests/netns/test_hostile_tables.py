@@ -8,10 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from agent.errors import TryAgain
+from agent.kernel import libnftables
 from agent.kernel.libnftables import Libnftables, Unreadable
 from agent.kernel.netlink import transact
 from agent.kernel.netns import inside, opened
@@ -133,25 +137,83 @@ def test_a_table_that_makes_libnftables_fail_is_shown_and_cleared(netns: str) ->
 def test_a_worker_that_crashed_is_replaced(netns: str) -> None:
     put(netns, HOSTILE["addresses that are too long"])
     assert observed(netns).unsound == "libnftables crashed"
-    worker = kernel("auto")._workers.libnftables._worker
-    assert worker._process is None
+    assert [one._process for one in kernel("auto")._workers.libnftables._all] == [None]
     applied(netns, MACHINE)
     assert observed(netns).unsound == ""
 
 
-def test_a_table_that_takes_too_long_to_list_is_made_anew(
+def test_a_worker_that_gets_no_processor_time_is_a_timeout_and_no_tampering(
     netns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = kernel("auto")._workers.libnftables._worker
     nft(netns, "add rule inet portranger prerouting counter")
     observed(netns)  # now there is one
+    (worker,) = kernel("auto")._workers.libnftables._all
     assert worker._process is not None
     os.kill(worker._process.pid, signal.SIGSTOP)
     nft(netns, "add rule inet portranger prerouting counter")
+    before = within(netns, "nft", "-a", "list", "table", "inet", "portranger")
     with monkeypatch.context() as patch:
         patch.setattr(worker, "_patience", 0.3)
-        assert observed(netns).unsound == "libnftables does not come to its end"
+        with pytest.raises(TryAgain, match=r"timed out: .* within 0.3 s") as caught:
+            applied(netns, MACHINE)
+    assert caught.value.exit_code == 75
+    assert within(netns, "nft", "-a", "list", "table", "inet", "portranger") == before
     assert_is_mended(netns)
+
+
+HUNGRY = """
+import agent.kernel.libnftables_worker as worker
+worker.PROCESSOR = 0
+worker.Contexts.answer = lambda *_: sum(1 for _ in iter(int, 1))
+worker.main()
+"""
+
+
+@contextmanager
+def hungry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """While the block runs, a listing takes more processor time than it may."""
+    library = kernel("auto")._workers.libnftables
+    library.stop()
+    command = [sys.executable, "-c", HUNGRY]
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "_idle", [])
+        patch.setattr(library, "_all", [])
+        patch.setattr(libnftables, "module", lambda _: command)
+        yield
+        library.stop()
+
+
+def test_a_table_that_takes_too_much_processor_time_is_made_anew(
+    netns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nft(netns, "add rule inet portranger prerouting counter")
+    with hungry(monkeypatch):
+        assert observed(netns).unsound == "libnftables takes too much processor time"
+    assert_is_mended(netns)
+
+
+def test_a_namespace_where_others_keep_committing_is_tried_again_and_not_made_anew(
+    netns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nft(netns, "add rule inet portranger prerouting counter")
+    stop = threading.Event()
+
+    def commits() -> None:
+        while not stop.wait(0.05):
+            nft(netns, "add table ip others")
+
+    thread = threading.Thread(target=commits)
+    thread.start()
+    try:
+        with (
+            hungry(monkeypatch),
+            pytest.raises(TryAgain, match="keep changing while they are read"),
+        ):
+            observed(netns)
+    finally:
+        stop.set()
+        thread.join()
+        nft(netns, "delete table ip others")
 
 
 SMALL = "import agent.kernel.libnftables_worker as worker; worker.{} = {}; worker.main()"
@@ -163,7 +225,9 @@ def test_a_table_that_takes_too_much_to_list_is_unreadable(netns: str, limit: st
     nft(netns, "\n".join(lines))
     library = Libnftables()
     name, _, number = limit.partition(" = ")
-    library._worker._command = [sys.executable, "-c", SMALL.format(name, number)]
+    worker = library._made()
+    worker._command = [sys.executable, "-c", SMALL.format(name, number)]
+    library._idle.append(worker)
     try:
         with opened(netns) as descriptor, pytest.raises(Unreadable):
             library.listed(descriptor, TABLE)

@@ -86,6 +86,19 @@ def test_what_can_be_read_is_read(pipes: Pipes) -> None:
         made.read("a", os.open("/", os.O_RDONLY))
 
 
+def test_a_reader_that_gets_no_processor_time_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def laboured(_descriptor: int, _most: int) -> bytes:
+        end = time.thread_time() + aside.PATIENCE + 0.3
+        while time.thread_time() < end:
+            pass
+        return b"at last"
+
+    monkeypatch.setattr(aside, "drained", laboured)
+    assert Aside().read("a", said()) == b"at last"
+
+
 def test_who_keeps_many_from_being_read_makes_us_wait_once(pipes: Pipes) -> None:
     made, began = Aside(), time.monotonic()
     for number in range(MOST_STUCK):
