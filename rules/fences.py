@@ -45,6 +45,8 @@ class Laws(Value, kw_only=True):
     policies: tuple[NetworkPolicy, ...] = ()
     pods: tuple[Pod, ...] = ()
     namespaces: tuple[Namespace, ...] = ()
+    # Whether a namespace that is not among them has no labels; else nobody knows which it has.
+    all_namespaces: bool = True
 
 
 _Kind = tuple[Family, Peers | None, Protocol | None]
@@ -60,7 +62,7 @@ def fenced(
         return tuple(machines)
     parties = [Party.of_pod(pod) for pod in laws.pods]
     parties += [Party.of_machine(one, _addresses(one, links.get(one.netns))) for one in machines]
-    register = Register(laws.policies, parties, laws.namespaces)
+    register = Register(laws.policies, parties, laws.namespaces, all_namespaces=laws.all_namespaces)
     return tuple(_fenced(machine, register) for machine in machines)
 
 

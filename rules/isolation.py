@@ -40,17 +40,21 @@ _EVERYBODY: Reach = MappingProxyType(dict.fromkeys(Family))
 class Register:
     """All policies and everybody known, each question about them answered once."""
 
-    __slots__ = ("_known", "_labels", "_parties", "_policies", "_reaches")
+    __slots__ = ("_known", "_labels", "_others", "_parties", "_policies", "_reaches")
 
     def __init__(
         self,
         policies: Iterable[NetworkPolicy],
         parties: Iterable[Party],
         namespaces: Iterable[Namespace] = (),
+        *,
+        all_namespaces: bool = True,
     ) -> None:
+        """Where `namespaces` are not all there are, the labels of any other are not known."""
         self._policies: dict[str, list[NetworkPolicy]] = defaultdict(list)
         self._parties: dict[str, list[Party]] = defaultdict(list)
         self._labels: dict[str, Labels | None] = {}
+        self._others: Labels | None = () if all_namespaces else None
         self._reaches: dict[object, Reach] = {}
         self._known: dict[object, _Numbers] = {}
         for policy in sorted(set(policies), key=str):
@@ -142,7 +146,7 @@ class Register:
         if selector is None:
             return home == own
         name = METADATA_NAME, home
-        known = self._labels.get(home, ())
+        known = self._labels.get(home, self._others)
         if known is None:  # of labels that nobody knows, none is there, and none is missing
             certain = all(one.key == METADATA_NAME for one in selector.requirements)
             return certain and selector.matches((name,))

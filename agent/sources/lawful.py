@@ -190,13 +190,15 @@ class Lawful:
         if made == self._made:
             return self._view
         self._made = made
-        others = {one.namespace for one in pods} | {namespace for namespace, _ in wards}
         readings = self._readings
         return View(
             laws=Laws(
                 policies=self._meant(),
                 pods=pods,
-                namespaces=parties.known(homes, others) if self._wanted.namespaces else (),
+                namespaces=parties.known(homes) if self._wanted.namespaces else (),
+                # Also while they are being listed: then a selector that wants a label to be
+                # missing would admit whoever is in a namespace that has it.
+                all_namespaces=False,
             ),
             problems=readings.problems,
             held=readings.held,

@@ -265,11 +265,6 @@ class Choice:
         return all(one.holds((own,)) for one in named)
 
 
-def known(homes: Mapping[str, Labels], others: Iterable[str]) -> tuple[Namespace, ...]:
-    """The namespaces, and of those that nobody told of yet that their labels are not known: else
-    they would seem to have none, as some policies want it."""
-    unknown = sorted(set(others) - homes.keys())
-    return (
-        *(Namespace(name=name, labels=labels) for name, labels in homes.items()),
-        *(Namespace(name=name, labels=None) for name in unknown),
-    )
+def known(homes: Mapping[str, Labels]) -> tuple[Namespace, ...]:
+    """The namespaces that were told of."""
+    return tuple(Namespace(name=name, labels=labels) for name, labels in homes.items())

@@ -13,6 +13,7 @@ from rules.manifests import read
 from rules.manifests.metadata import PORT_END, PORT_RANGES
 from rules.manifests.neighbours import INJECT
 from rules.model import Machine, is_link_name
+from rules.policies import Labels
 from rules.problems import Problem, shown
 from rules.values import Value, replace
 
@@ -63,11 +64,12 @@ class Vmi(Value, kw_only=True):
 
 
 class Place(Value):
-    """Where an instance is on a node."""
+    """Where an instance is on a node, and what it is selected by there."""
 
     pods: tuple[str, ...]  # their UIDs
     links: Mapping[str, str]  # by interface, the link of the pod that it is connected to
     odd: tuple[str, ...]  # what is not right about the pods that are named
+    labels: Labels = ()
 
 
 def trimmed(thing: Object) -> Object:
@@ -174,7 +176,13 @@ def place(document: Object, node: str) -> Place:
             if "name" in one and is_link_name(str(one.get("podInterfaceName", "")))
         },
         _odd(here, pods),
+        _labels(document),
     )
+
+
+def _labels(document: Object) -> Labels:
+    found = mapping(mapping(document, "metadata"), "labels").items()
+    return tuple(sorted((key, text) for key, text in found if isinstance(text, str)))
 
 
 def _odd(here: list[str], pods: list[str]) -> tuple[str, ...]:
@@ -186,23 +194,27 @@ def _odd(here: list[str], pods: list[str]) -> tuple[str, ...]:
 
 
 def placed(machine: Machine, where: Place, pod: str) -> Machine:
-    """The machine in one of its pods."""
+    """The machine in one of its pods. What it declares may be of yesterday; which policies and
+    Services select it is a matter of the labels that it has now."""
     netns = f"{POD}{pod}"
     masquerade = machine.masquerade
     if masquerade is None:
-        return replace(machine, netns=netns)
+        return replace(machine, netns=netns, labels=where.labels)
     # KubeVirt's chains may come at any moment, and would forward everything.
     masquerade = replace(masquerade, guarded=True)
     if masquerade.name in where.links:
         masquerade = replace(masquerade, entry=where.links[masquerade.name])
-    return replace(machine, netns=netns, masquerade=masquerade)
+    return replace(machine, netns=netns, masquerade=masquerade, labels=where.labels)
 
 
 def kept(good: Object, now: Object, pods: Iterable[str], node: str) -> str:
-    """What to store of an instance: its last good declaration, where it is now, and of the pods
-    there only those that are granted to it. As no manifest, so that nobody takes it for one."""
+    """What to store of an instance: its last good declaration, its labels, where it is now, and of
+    the pods there only those that are granted to it. As no manifest, so that nobody takes it for
+    one."""
     status = {**mapping(now, "status"), "activePods": dict.fromkeys(sorted(pods), node)}
-    document = {**good, "status": status}
+    labels = mapping(mapping(now, "metadata"), "labels")
+    metadata = {**mapping(good, "metadata"), "labels": labels}
+    document = {**good, "metadata": metadata, "status": status}
     return told.kept(_STORED, json.dumps(document, sort_keys=True, separators=(",", ":")))
 
 

@@ -184,6 +184,21 @@ def test_an_annotation_for_bare_metal_is_refused(
     assert [label.rpartition("/")[2] for label in asked.meaning.shut] == ["new"]
 
 
+def test_what_is_bad_is_selected_by_the_labels_it_has_now(
+    vmis: Machines, node: str, start: Start
+) -> None:
+    with start() as asked:
+        vmis.make(instance("web", node, "1000-2000"))
+        asked.has("web")
+        vmis.annotate("web", port_ranges="bad")
+        asked.until(lambda it: it.held)
+        vmis.change("web", {"metadata": {"labels": {"role": "db"}}})
+        asked.until(lambda it: ("role", "db") in it.machines[0].labels)
+        assert claims(asked.meaning) == {"web": "1000-2000/tcp"}
+    with start() as asked:
+        assert ("role", "db") in asked.meaning.machines[0].labels
+
+
 def test_what_is_bad_is_still_followed_to_where_it_is(
     vmis: Machines, node: str, start: Start
 ) -> None:

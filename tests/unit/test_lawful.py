@@ -47,6 +47,7 @@ from rules.services import Pod
 from tests.answering import answering, refused
 from tests.scripted import Script, listed
 from tests.spaces import eventually
+from tests.unit.samples import link, space
 
 Json = Any
 NODE = "n1"
@@ -435,11 +436,16 @@ def test_all_that_are_meant_are_chosen_and_few_that_are_not() -> None:
             choice = Choice(want, told_of)
             chosen = tuple(one for one in crowd if choice.takes(one))
             left.add(len(crowd) - len(chosen))
-            spaces_known = known(told_of, spaces) if want.namespaces else ()
+            spaces_known = known(told_of) if want.namespaces else ()
             every, few = (
                 fenced(
                     machines,
-                    Laws(policies=(law,), pods=tuple(pods), namespaces=spaces_known),
+                    Laws(
+                        policies=(law,),
+                        pods=tuple(pods),
+                        namespaces=spaces_known,
+                        all_namespaces=False,
+                    ),
                     {},
                 )
                 for pods in (crowd, chosen)
@@ -451,11 +457,6 @@ def test_all_that_are_meant_are_chosen_and_few_that_are_not() -> None:
     ports = {"ports": [{"name": "web", "containerPort": 80}]}
     assert names.takes(there(a_pod(containers=[ports])))
     assert not names.takes(there(a_pod()))
-
-
-def test_of_a_namespace_that_nobody_told_of_no_label_is_missing() -> None:
-    found = known({"ops": (("team", "x"),)}, ["ops", "new", "new"])
-    assert [(one.name, one.labels) for one in found] == [("ops", (("team", "x"),)), ("new", None)]
 
 
 # ------------------------------------------------------------------------------- a whole source
@@ -721,10 +722,44 @@ def test_a_namespace_that_is_told_of_late_seems_to_lack_nothing(
     with following(script, tmp_path) as followed:
         assert followed.meaning.laws_unknown == ""
         assert followed.allowed == []
-        spaces = followed.meaning.laws.namespaces
-        assert [(one.name, one.labels) for one in spaces] == [("new", None), ("ns", None)]
+        assert not followed.meaning.laws.all_namespaces
         script.tell(NAMESPACES, "ADDED", namespace("new", 11))
         assert followed.comes_to_allow("10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        {"key": "team", "operator": "NotIn", "values": ["prod"]},
+        {"key": "team", "operator": "DoesNotExist"},
+    ],
+    ids=["NotIn", "DoesNotExist"],
+)
+def test_a_peer_is_not_admitted_while_its_namespace_is_being_listed(
+    script: Script, tmp_path: Path, expression: Json
+) -> None:
+    """A policy that selected nobody here selects a machine that comes, and another machine of this
+    node, whose address is known, is in a namespace that the policy does not let in."""
+    peer = machine("peer", "prod", role="client")
+    peer["status"]["activePods"] = {UID.replace("1", "2"): NODE}
+    script.lists[VMIS] = [peer]
+    script.lists[POLICIES] = [
+        policy("web", {"namespaceSelector": {"matchExpressions": [expression]}})
+    ]
+    script.lists[NAMESPACES] = [namespace("prod", team="prod"), namespace("ns")]
+    script.held[NAMESPACES] = threading.Event()
+    at = {f"pod:{UID.replace('1', '2')}": space(link("eth0", "10.0.0.9/24"))}
+    with following(script, tmp_path) as followed:
+        script.tell(VMIS, "ADDED", machine())
+        assert followed.comes_to(lambda: len(followed.meaning.machines) == 2)
+        assert eventually(lambda: script.count("list", NAMESPACES) == 1)
+        for _ in range(2):
+            found = fenced(followed.meaning.machines, followed.meaning.laws, at)
+            [web] = [one for one in found if one.namespace == "ns"]
+            assert web.hears
+            assert [*filter(None, (members for _, members in web.hears.sets))] == []
+            script.held[NAMESPACES].set()
+            assert followed.comes_to(lambda: followed.meaning.laws.namespaces)
 
 
 def test_a_machine_that_comes_is_shut_until_everybody_is_known(

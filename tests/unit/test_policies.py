@@ -89,8 +89,9 @@ def fences(
     pods: tuple[Pod, ...] = (),
     namespaces: tuple[Namespace, ...] = (),
     of: Machine | None = None,
+    all_namespaces: bool = True,
 ) -> dict[Direction, Fence | None]:
-    laws = Laws(policies=policies, pods=pods, namespaces=namespaces)
+    laws = Laws(policies=policies, pods=pods, namespaces=namespaces, all_namespaces=all_namespaces)
     [found] = fenced([of or vm()], laws, {})
     return {INGRESS: found.hears, EGRESS: found.says}
 
@@ -318,6 +319,8 @@ def test_labels_that_are_not_known_open_nothing(
     made = policy(f"ingress: [{{from: [{{namespaceSelector: {written}}}]}}]")
     found = isolated(made, pods=(pod("10.1.0.1", "bank"),), namespaces=known)
     assert told(found) == [f"any all with {'10.1.0.1/32' if opens else 'nobody'} by p"]
+    listing = isolated(made, pods=(pod("10.1.0.1", "bank"),), all_namespaces=False)
+    assert told(listing) == told(found)
 
 
 def test_a_label_cannot_give_a_namespace_the_name_of_another() -> None:
