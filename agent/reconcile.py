@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from agent.errors import Failure, Stale, TryAgain
 from rules.desired import Made, desire, label
 from rules.flattened import flattened
+from rules.flows import TRANSLATING
 from rules.model import Desired, Live, Machine, Observed, Pending, Surroundings
 from rules.plan import Plan, diff
 from rules.render import changes, plan_text
@@ -143,7 +144,8 @@ def keep(  # noqa: PLR0913 - what is wanted, and what was
         if before is not None:
             drift = _drift(netns, before, found, settings=links == surroundings)
         if before is None or drift:
-            namespace.sweep(desired.rules, desired.sets)
+            waiting = (one.rule for one in left.live if one.rule.chain in TRANSLATING)
+            namespace.sweep({*desired.rules, *waiting}, desired.sets, desired.guests)
         return Outcome(
             desired=desired,
             done=done,

@@ -58,6 +58,7 @@ def desire(
     kept: set[Rule] = set()
     notes: list[str] = []
     sets: dict[Peers, Members] = {}
+    guests: set[Address] = set()
     behind: dict[str, dict[str, bool]] = {}  # each link, who must not say what he likes
     for machine in machines:
         masquerade = machine.masquerade
@@ -90,6 +91,7 @@ def desire(
                 continue
             rules.update(wanted)
             sysctls.update([STRICT] if wanted else ())
+            guests.update([place.guest] if wanted else ())
             there = surroundings is None or any(x.name == place.link for x in surroundings.links)
             if not place.shared:
                 lets_in = there and place.gateway is not None
@@ -107,6 +109,7 @@ def desire(
         pending=tuple(sorted(pending, key=str)),
         kept=frozenset(kept),
         notes=tuple(sorted(notes)),
+        guests=frozenset(guests),
     )
 
 

@@ -2,12 +2,10 @@
 now, and those that would keep a newly forwarded UDP port from being forwarded. No others."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rules.model import (
     FORWARDED,
-    NUMBERS,
-    OWN,
     Address,
     Chain,
     Family,
@@ -19,127 +17,13 @@ from rules.model import (
     Rule,
 )
 from rules.plan import Plan
-from rules.policies import holder
 from rules.ports import ALL_PORTS, PortRange, coalesce, have, subtract
-from rules.values import Value
+from rules.stale import Displaced, Due, Forbidden, Forgotten, Led, Whom
 
-Whom = tuple[Network, ...] | None  # in order and apart; None: everybody
-
-
-class Flow(Value, kw_only=True):
-    """A tracked flow: where its first packet was going, and who answers it."""
-
-    family: Family
-    protocol: int  # its number: other protocols than ours are tracked, too
-    port: int
-    destination: Address
-    answerer: Address
-    sender: Address | None = None
-    answering_port: int = 0  # where it was translated to
-    sending_port: int = 0
-    answered_port: int = 0  # where the answers go: another one, where that was taken
-
-
-class Forgotten(Value, kw_only=True):
-    """Flows to these ports that one machine answers; where that is None, flows to an address of the
-    namespace itself that were not translated. With a destination, only those that were sent there;
-    with endpoints, those that anybody else answers."""
-
-    family: Family
-    protocol: Protocol | None  # None: of those that have no ports
-    ports: tuple[PortRange, ...]  # in order and apart
-    answerer: Address | None
-    destination: Address | None = None  # or any of its own
-    endpoints: frozenset[Address] = frozenset()
-    shut: tuple[PortRange, ...] = ()  # of these, for UDP: those that nobody has now
-
-    def shuts(self, flow: Flow) -> bool:
-        """Whether nobody has the port of such a flow now, but its guest could go on with it: of UDP
-        nobody can tell an answer from a beginning."""
-        return have(self.shut, flow.port, flow.port)
-
-    def holds(self, flow: Flow, own: Set[Address]) -> bool:
-        """Whether the flow is one of them, in a namespace with these addresses of its own."""
-        if flow.family is not self.family or not self._is_sent_there(flow, own):
-            return False
-        if not (self._is_misled(flow) if self.endpoints else self._is_answered(flow, own)):
-            return False
-        if self.protocol is None:
-            return flow.protocol not in KNOWN
-        return flow.protocol == NUMBERS[self.protocol] and have(self.ports, flow.port, flow.port)
-
-    def _is_sent_there(self, flow: Flow, own: Set[Address]) -> bool:
-        if self.destination == OWN[self.family]:
-            return flow.destination in own
-        return self.destination in (None, flow.destination)
-
-    def _is_answered(self, flow: Flow, own: Set[Address]) -> bool:
-        if self.answerer is None:  # what the guest sends out to others has such ports, too
-            return flow.destination in own and flow.answerer == flow.destination
-        # Where both are the same nobody translated it: it was sent to the guest itself.
-        return flow.answerer == self.answerer != flow.destination
-
-    def _is_misled(self, flow: Flow) -> bool:
-        """Where the node itself answers, TCP was its own before, but UDP goes on for ever."""
-        own = flow.answerer == flow.destination and self.protocol is not Protocol.UDP
-        return flow.answerer not in self.endpoints and not own
-
-
-class Displaced(Value, kw_only=True):
-    """Flows that a guest began from these UDP ports while somebody else had them, so that it is
-    seen at another. They would keep those who sent to its ports before from being heard as such."""
-
-    family: Family
-    guest: Address
-    ports: tuple[PortRange, ...]  # in order and apart
-
-    def holds(self, flow: Flow, own: Set[Address]) -> bool:  # noqa: ARG002 - as the others
-        return (
-            flow.sender == self.guest
-            and flow.protocol == NUMBERS[Protocol.UDP]
-            and flow.sending_port != flow.answered_port
-            and have(self.ports, flow.sending_port, flow.sending_port)
-        )
-
-
-class Forbidden(Value, kw_only=True):
-    """Flows of a machine, in one direction, that no rule would let begin now."""
-
-    family: Family
-    guest: Address
-    incoming: bool
-    # With whom, and which ports, in order and apart; None: all of them.
-    allowed: tuple[tuple[Whom, Protocol | None, tuple[PortRange, ...] | None], ...]
-
-    def holds(self, flow: Flow, own: Set[Address]) -> bool:
-        """Whether the flow is one of them; what programs of the namespace itself send the guest is
-        nobody's to forbid."""
-        if flow.family is not self.family or flow.sender is None:
-            return False
-        if self.incoming:
-            if flow.answerer != self.guest or flow.sender in own:
-                return False
-            peer, port = flow.sender, flow.answering_port
-        else:
-            if flow.sender != self.guest or flow.answerer in own:
-                return False
-            peer, port = flow.destination, flow.port
-        return not any(
-            (protocol is None or flow.protocol == NUMBERS[protocol])
-            and (ports is None or have(ports, port, port))
-            and (who is None or holder(who, peer) is not None)
-            for who, protocol, ports in self.allowed
-        )
-
-
-KNOWN = frozenset(NUMBERS[protocol] for protocol in FORWARDED)
 TRANSLATING = (Chain.PREROUTING, Chain.OUTPUT)
 
 # Which packets, to whom, how far shifted, and to which address they were sent, where that matters.
 _Way = tuple[Family, Protocol | None, Address | None, int | None, Address | None]
-
-
-Due = Forgotten | Forbidden | Displaced
 
 
 def forgotten(plan: Plan) -> tuple[Due, ...]:
@@ -152,6 +36,7 @@ def forgotten(plan: Plan) -> tuple[Due, ...]:
         way: gone for way, ports in before.items() if (gone := subtract(ports, new.get(way, [])))
     }
     stays = _ways(_meeting((live.rule for live in plan.unchanged), taken.values()))
+    led = _led(new, stays) if taken else {}
     held = {one: [*_at(new, one, None), *_at(stays, one, None)] for one in Family}
     found = [
         Forgotten(
@@ -161,6 +46,7 @@ def forgotten(plan: Plan) -> tuple[Due, ...]:
             answerer=way[2],
             destination=way[4],
             shut=_shut(way[1], gone, held[way[0]]) if way[4] is None else (),
+            spared=_meeting_led(led.get(way[:3], []), gone),
         )
         for way, ports in taken.items()
         if (gone := subtract(ports, stays.get(way, [])))
@@ -176,10 +62,39 @@ def forgotten(plan: Plan) -> tuple[Due, ...]:
         if protocol is Protocol.UDP and guest is not None and shift is None and at is None
         if (fresh := subtract(ports, before.get((family, protocol, guest, shift, at), [])))
     ]
-    if any(rule.guards and rule.chain in TRANSLATING for rule in plan.add):
-        stay = [live.rule for live in plan.unchanged]
-        found += _strays(_ways([*stay, *plan.add, *(rule for _, rule in plan.change)]))
-    return (*found, *displaced, *_forbidden(plan))
+    return (*found, *displaced, *_unguarded(plan), *_forbidden(plan))
+
+
+def _unguarded(plan: Plan) -> list[Forgotten]:
+    """Where guards or what they stand behind changed: the flows to guests that they would have kept
+    from beginning, whoever let them begin."""
+    written = [*plan.add, *(rule for _, rule in plan.change)]
+    gone = [old.rule for old in plan.remove if isinstance(old, Live)]
+    if not any(rule.chain in TRANSLATING for rule in (*written, *gone)):
+        return []
+    now = [*written, *(live.rule for live in plan.unchanged)]
+    families = {rule.family for rule in now if rule.guards and rule.chain in TRANSLATING}
+    if not families:
+        return []
+    return [one for one in _strays(_ways(now), plan.guests) if one.family in families]
+
+
+def _led(*several: dict[_Way, list[PortRange]]) -> dict[tuple[object, ...], list[Led]]:
+    """Where flows are led now, by family, protocol and who gets them."""
+    found: dict[tuple[object, ...], list[Led]] = {}
+    for ways in several:
+        for (family, protocol, to, shift, at), ports in ways.items():
+            if to is not None:
+                one = Led(ports=tuple(ports), to=to, shift=shift or 0, at=at)
+                found.setdefault((family, protocol, to), []).append(one)
+    return found
+
+
+def _meeting_led(led: Iterable[Led], gone: Sequence[PortRange]) -> tuple[Led, ...]:
+    """Those that lead some of the ports that go."""
+    return tuple(
+        one for one in led if any(have(gone, ports.first, ports.last) for ports in one.ports)
+    )
 
 
 def _forbidden(plan: Plan) -> list[Forbidden]:
@@ -245,12 +160,13 @@ def _meeting(rules: Iterable[Rule], taken: Iterable[Iterable[PortRange]]) -> Ite
             yield rule
 
 
-def unmade(rules: Iterable[Rule]) -> tuple[Forgotten, ...]:
-    """The flows that these rules would not have made, although they lead to one of their guests or
-    keep one of their UDP ports to the namespace itself: left by a commit whose end we never saw."""
+def unmade(rules: Iterable[Rule], guests: Iterable[Address] = ()) -> tuple[Forgotten, ...]:
+    """The flows that these rules would not have made, although they lead to one of their guests, or
+    to one of these that no rule need name, or keep one of their UDP ports to the namespace itself:
+    left by a commit whose end we never saw, or made by others before ours."""
     known = list(rules)
     ways = _ways(rule for rule in known if not _face(rule))
-    found = _strays(ways)
+    found = _strays(ways, guests)
     found += [
         Forgotten(family=family, protocol=Protocol.UDP, ports=tuple(ports), answerer=None)
         for (family, protocol, *_), ports in ways.items()
@@ -278,9 +194,10 @@ def _misled(rules: Iterable[Rule]) -> Iterator[Forgotten]:
         )
 
 
-def _strays(ways: dict[_Way, list[PortRange]]) -> list[Forgotten]:
-    """The flows to guests that none of these ways is for."""
-    guests = {(family, to) for family, _, to, *_ in ways}
+def _strays(ways: dict[_Way, list[PortRange]], guests: Iterable[Address]) -> list[Forgotten]:
+    """The flows to these guests, and to those of the ways, that none of the ways is for."""
+    known = {(family, to) for family, _, to, *_ in ways}
+    known |= {(Family.of(guest), guest) for guest in guests}
     return [
         Forgotten(
             family=family,
@@ -289,8 +206,8 @@ def _strays(ways: dict[_Way, list[PortRange]]) -> list[Forgotten]:
             answerer=guest,
             shut=_shut(protocol, gone, _at(ways, family, None)),
         )
-        for family, guest in guests
-        for protocol in FORWARDED
+        for family, guest in known
+        for protocol in [*FORWARDED, None]
         if (gone := subtract([ALL_PORTS], _to(ways, family, protocol, guest)))
     ]
 
@@ -302,7 +219,10 @@ def _shut(
 
 
 def _to(
-    ways: dict[_Way, list[PortRange]], family: Family, protocol: Protocol, guest: Address | None
+    ways: dict[_Way, list[PortRange]],
+    family: Family,
+    protocol: Protocol | None,
+    guest: Address | None,
 ) -> list[PortRange]:
     return [
         one

@@ -446,3 +446,4 @@ class Desired(Value, kw_only=True):
     filters_stay: bool = False  # and all in forward, where it is not known what is allowed
     refused: tuple[Pending, ...] = ()  # what would take what is somebody else's
     notes: tuple[str, ...] = ()  # what a person should know, and no rule says
+    guests: frozenset[Address] = frozenset()  # that some rule is for, even if none names them

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from rules.model import (
+    Address,
     Chain,
     Desired,
     Family,
@@ -60,6 +61,7 @@ class Plan(Value, kw_only=True):
     maps: frozenset[Lookup] = frozenset()  # what is to be a map afterwards
     sets_before: Mapping[Peers, Members] = MappingProxyType({})  # as observed, for nftables
     sets: Mapping[Peers, Members] = MappingProxyType({})  # as they are to be
+    guests: frozenset[Address] = frozenset()  # that are wanted, whether or not a rule names them
 
     @property
     def empty(self) -> bool:
@@ -130,6 +132,7 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
         maps=_maps(live, surplus, missing, observed),
         sets_before=observed.sets,
         sets=_sets(desired, unchanged, observed),
+        guests=desired.guests,
     )
 
 

@@ -5,9 +5,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import accumulate
 
-from rules.flows import KNOWN, Due, Flow, Forgotten
 from rules.model import NUMBERS, OWN, Address, Family
 from rules.ports import HIGHEST
+from rules.stale import KNOWN, Due, Flow, Forgotten
 from rules.values import Value
 
 # Family and number (None: of protocols without ports), who answers, and where it was sent.

@@ -18,10 +18,10 @@ from agent.kernel.netlink import (
     attributes,
     picked,
 )
-from rules.flows import Due, Flow, Forgotten
 from rules.load import Tracked, Tracking, Way
 from rules.model import Address, Family
 from rules.sieve import Sieve, Signs, signs_of
+from rules.stale import Due, Flow, Forgotten
 
 NETLINK_NETFILTER = 12
 CT_NEW, CT_GET, CT_DELETE = (1 << 8) | 0, (1 << 8) | 1, (1 << 8) | 2  # of ctnetlink

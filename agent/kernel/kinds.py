@@ -1,6 +1,6 @@
 """What every kernel offers, whichever holds the rules: the seam that reconcile works through."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -59,8 +59,11 @@ class Namespace(Protocol):
     def observe(self, sysctls: Iterable[str] = ()) -> Observed: ...
     def commit(self, plan: Plan) -> None: ...
     def exclusive(self) -> AbstractContextManager[None]: ...
-    def sweep(self, rules: Iterable[Rule], sets: Mapping[Peers, Members]) -> None:
-        """Forget flows that these rules would not have made, as after an interrupted commit."""
+    def sweep(
+        self, rules: Iterable[Rule], sets: Mapping[Peers, Members], guests: Set[Address]
+    ) -> None:
+        """Forget flows to these guests that these rules would not have made, as after an
+        interrupted commit."""
 
 
 class Watched(Namespace, Protocol):

@@ -19,7 +19,7 @@ from agent.kernel.nftables import Nftables, generation_of, has_table, kubevirt_i
 from agent.kernel.node import look
 from agent.kernel.pods import POD, Pods
 from agent.kernel.turns import Turns
-from rules.flows import Due, forbidden, forgotten, unmade
+from rules.flows import forbidden, forgotten, unmade
 from rules.load import Tracking
 from rules.model import (
     NODE,
@@ -37,6 +37,7 @@ from rules.model import (
 from rules.nft import Json
 from rules.plan import Plan, Table
 from rules.publish import Node
+from rules.stale import Due
 from rules.values import replace
 
 MOST_TO_CLOSE = 32  # sockets and contexts that wait for it: each is memory, and keeps its namespace
@@ -192,9 +193,11 @@ class LiveNamespace:
         plans, self._due = self._due, []
         self._forget(lambda: [one for plan in plans for one in forgotten(plan)])
 
-    def sweep(self, rules: Iterable[Rule], sets: Mapping[Peers, Members]) -> None:
+    def sweep(
+        self, rules: Iterable[Rule], sets: Mapping[Peers, Members], guests: Set[Address]
+    ) -> None:
         filters = [rule for rule in rules if rule.chain is Chain.FORWARD]
-        self._forget(lambda: [*unmade(rules), *forbidden(filters, sets)])
+        self._forget(lambda: [*unmade(rules, guests), *forbidden(filters, sets)])
 
     def _forget(self, due: Callable[[], Sequence[Due]]) -> None:
         with self._inside():

@@ -4,7 +4,7 @@ It takes the same plans, numbers its rules, keeps their counters while they are 
 refuses a whole commit for one stale handle.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from agent.errors import NoNamespace, Stale
@@ -71,7 +71,9 @@ class MemoryNamespace:
     def tracked(self) -> Tracking:
         return self.flows
 
-    def sweep(self, rules: Iterable[Rule], sets: Mapping[Peers, Members]) -> None:
+    def sweep(
+        self, rules: Iterable[Rule], sets: Mapping[Peers, Members], guests: Set[Address]
+    ) -> None:
         """There are no flows."""
 
     def insert(self, rule: Rule | Foreign) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 
 from agent.errors import Failure
-from agent.kernel.lab import POD, Lab
+from agent.kernel.conntrack import Conntrack
+from agent.kernel.lab import CLIENT, POD, Lab
 from agent.kernel.probe import asks, connected, echoing, reached
 from agent.reconcile import keep, wish_of
 from rules.model import FORWARDED, Address, Chain, Claim, Family, Machine, Protocol
@@ -167,6 +168,75 @@ def test_a_flow_to_a_port_that_is_shut_now_is_cut_and_others_go_on(wired: Lab) -
         for (_, port), client in clients.items():
             with closing(client):
                 assert answers(client) == (port == 1000)
+
+
+def shut(machine: Machine) -> Machine:
+    """As a machine whose declaration cannot be read: nothing of it is forwarded."""
+    assert machine.masquerade is not None
+    return replace(machine, masquerade=replace(machine.masquerade, claims=(), guarded=True))
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["from outside", "from inside"])
+def test_a_guard_without_forwards_cuts_the_flows_that_kubevirt_made(
+    wired: Lab, inside: bool
+) -> None:
+    """Also those of IPv6, whose guest no rule of ours names; what is declared later begins anew,
+    and what was cut stays so."""
+    programmed(wired.pod)
+    where, addresses = (wired.pod, (LOOPBACK,)) if inside else (wired.client, AT_POD)
+    flows = [(protocol, port) for protocol in FORWARDED for port in (1000, 8080)]
+    with (
+        echoing(wired, wired.guest, flows),
+        echoing(wired, wired.client, [(Protocol.UDP, 9000)]),
+        kernel("auto").opened(wired.pod) as namespace,
+        ExitStack() as open_flows,
+    ):
+        clients = {
+            (address, protocol, port): open_flows.enter_context(
+                connected(wired, where, address, protocol, port)
+            )
+            for address in addresses
+            for protocol, port in flows
+        }
+        for (_, _, port), client in clients.items():
+            assert asks(client) == port
+            client.settimeout(0.5)
+        own = [
+            open_flows.enter_context(connected(wired, wired.guest, to.ip, Protocol.UDP, 9000))
+            for to in CLIENT
+        ]
+        assert [asks(one) for one in own] == [9000, 9000]
+        keep(wired.pod, wish_of([shut(vm("desktop", "22"))]), namespace, before=None)
+        assert not [one for one, client in clients.items() if answers(client)]
+        assert [asks(one) for one in own] == [9000, 9000]
+
+
+def test_what_survived_a_guard_does_not_survive_its_correction(wired: Lab) -> None:
+    """As where nobody flushed flows when the guard came: forwards are added, and no guard."""
+    programmed(wired.pod)
+    with (
+        echoing(wired, wired.guest, BOTH),
+        kernel("auto").opened(wired.pod) as namespace,
+        ExitStack() as open_flows,
+    ):
+        clients = {
+            (address, protocol, port): open_flows.enter_context(
+                connected(wired, wired.client, address, protocol, port)
+            )
+            for address in AT_POD
+            for protocol, port in BOTH
+        }
+        for client in clients.values():
+            client.settimeout(0.5)
+            assert answers(client)
+        bad, good = shut(vm("desktop", "22")), vm("desktop", DECLARED)
+        with pytest.MonkeyPatch.context() as forgetful:
+            forgetful.setattr(Conntrack, "forget", lambda *_, **__: 0)
+            outcome = keep(wired.pod, wish_of([bad]), namespace, before=None)
+        assert all(answers(client) for client in clients.values())
+        keep(wired.pod, wish_of([good]), namespace, before=outcome.desired)
+        for (_, protocol, port), client in clients.items():
+            assert answers(client) == ((protocol.value, port) in served(DECLARED))
 
 
 def answers(client: socket.socket) -> bool:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -34,7 +34,7 @@ from agent.kernel.memory import MemoryKernel, MemoryNamespace
 from agent.log import Log
 from agent.metrics import Metrics
 from agent.status import Standing, State, Status
-from rules.model import Machine, Members, Observed, Peers, Rule, Surroundings
+from rules.model import Address, Machine, Members, Observed, Peers, Rule, Surroundings
 from rules.plan import Plan
 from tests.daemon.running import A_MOMENT, Node, Running, comes_to_forward, forwarded
 from tests.spaces import (
@@ -242,9 +242,11 @@ class Stepped:
         self._step("lock")
         return self._inner.exclusive()
 
-    def sweep(self, rules: Iterable[Rule], sets: Mapping[Peers, Members]) -> None:
+    def sweep(
+        self, rules: Iterable[Rule], sets: Mapping[Peers, Members], guests: Set[Address]
+    ) -> None:
         self._step("sweep")
-        self._inner.sweep(rules, sets)
+        self._inner.sweep(rules, sets, guests)
 
 
 class SteppedKernel(LiveKernel):

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -131,8 +131,10 @@ class Haunted:
     def exclusive(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def sweep(self, rules: Iterable[Rule], sets: Mapping[Peers, Members]) -> None:
-        self._namespace.sweep(rules, sets)
+    def sweep(
+        self, rules: Iterable[Rule], sets: Mapping[Peers, Members], guests: Set[Address]
+    ) -> None:
+        self._namespace.sweep(rules, sets, guests)
 
 
 def haunted_converge(netns: str, machine: Machine | None, haunt: Callable[[int], None]) -> int:

@@ -26,9 +26,10 @@ from agent.kernel.netlink import (
     picked,
 )
 from agent.kernel.netns import inside, opened
-from rules.flows import Forgotten, unmade
+from rules.flows import unmade
 from rules.model import OWN, Chain, Family, Protocol, Rule
 from rules.ports import PortRange
+from rules.stale import Forgotten
 from tests.spaces import ip, nft, run, space
 
 FAMILY = struct.pack("=BBH", socket.AF_INET, 0, 0)

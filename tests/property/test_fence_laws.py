@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agent.kernel.memory import MemoryNamespace
 from rules.desired import desire
 from rules.fences import Laws, fenced
-from rules.flows import Flow, forbidden
+from rules.flows import forbidden
 from rules.model import (
     NUMBERS,
     Address,
@@ -45,6 +45,7 @@ from rules.ports import PortRange
 from rules.render import plan_json, plan_text, summary
 from rules.services import Pod as Known
 from rules.services import PodPort
+from rules.stale import Flow
 from rules.trace import Packet as Traced
 from rules.trace import admitting
 from rules.values import replace

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from agent.kernel.conntrack import Glance, flow_of
 from agent.kernel.netlink import Attributes, attribute
-from rules.flows import Displaced, Due, Flow, Forbidden, Forgotten
 from rules.model import NUMBERS, OWN, Family, Protocol
 from rules.ports import PortRange, coalesce
 from rules.sieve import Sieve, signs_of
+from rules.stale import Displaced, Due, Flow, Forbidden, Forgotten
 from rules.values import replace
 
 ADDRESSES = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agent.kernel.memory import MemoryNamespace
 from rules.conflicts import conflicts
 from rules.desired import LABEL_BYTES, desire, label
-from rules.flows import Flow, forgotten
+from rules.flows import forgotten
 from rules.model import (
     FORWARDED,
     Address,
@@ -42,6 +42,7 @@ from rules.plan import Plan, Table, diff
 from rules.ports import ALL_PORTS, HIGHEST, LOWEST, PortRange, coalesce, subtract
 from rules.render import plan_json, plan_text, summary
 from rules.shapes import FEW, MANY, count, lookup_of
+from rules.stale import Flow
 from rules.trace import Packet, matches
 from rules.values import replace
 from tests.property.strategies import (
@@ -741,11 +742,11 @@ def test_a_flow_is_forgotten_exactly_where_its_port_leads_elsewhere(
         if lookup_of(rule) == LOOKUPS[0]
     }
     others = {rule for rule in before.rules if lookup_of(rule) != LOOKUPS[2]}
-    before = unpublished(unguarded(replace(before, rules=frozenset({*others, *inside}))))
+    before = unguarded(replace(before, rules=frozenset({*others, *inside})))
     if after is None:
         some = random.sample(list(before.rules), random.randint(0, len(before.rules)))
         after = replace(before, rules=frozenset(some))
-    after = unpublished(unguarded(after))
+    after = unguarded(after)
     found = seen(written(before))
     plan = diff("blue", after, found)
     due = forgotten(plan)
@@ -760,6 +761,7 @@ def test_a_flow_is_forgotten_exactly_where_its_port_leads_elsewhere(
                 port=port,
                 destination=ADDRESSES[family][3],
                 answerer=guest,
+                answering_port=port,
             )
             there = protocol, port, flow.destination, guest
             cut = leads(was, *there) and not leads(now, *there)
@@ -777,12 +779,6 @@ def ends_of(rule: Rule) -> set[int]:
         return set()
     first, last = rule.ports.first, rule.ports.last
     return {port for port in (first - 1, first, last, last + 1) if 0 < port < 65536}
-
-
-def unpublished(desired: Desired) -> Desired:
-    """Without what leads from certain addresses, as on a node: machines are not told by these."""
-    rules = (rule for rule in desired.rules if not rule.destination or rule.destination.is_loopback)
-    return replace(desired, rules=frozenset(rules))
 
 
 def leads(rules: Set[Rule], protocol: Protocol, port: int, sent: Address, guest: Address) -> bool:

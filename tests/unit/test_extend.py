@@ -8,7 +8,7 @@ from ipaddress import ip_address
 import pytest
 
 from rules.desired import STRICT, claimed, desire
-from rules.flows import Due, Flow, forgotten, unmade
+from rules.flows import forgotten, unmade
 from rules.manifests import read
 from rules.model import (
     Chain,
@@ -25,6 +25,7 @@ from rules.model import (
 from rules.nft_script import script
 from rules.plan import diff
 from rules.ports import PortRange
+from rules.stale import Due, Flow
 from rules.trace import Packet, explained
 from rules.values import replace
 from rules.words import action, target

@@ -5,7 +5,7 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from rules.flows import Flow, Forbidden, Forgotten, forbidden, forgotten
+from rules.flows import forbidden, forgotten
 from rules.model import (
     Address,
     Chain,
@@ -20,6 +20,7 @@ from rules.model import (
 )
 from rules.plan import Plan, diff
 from rules.ports import PortRange
+from rules.stale import Flow, Forbidden, Forgotten
 from rules.values import replace
 
 GUEST = ip_address("10.0.2.2")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 
 import pytest
@@ -53,8 +53,10 @@ class Hindered:
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
         return self.inner.observe(sysctls)
 
-    def sweep(self, rules: Iterable[Rule], sets: Mapping[Peers, Members]) -> None:
-        self.inner.sweep(rules, sets)
+    def sweep(
+        self, rules: Iterable[Rule], sets: Mapping[Peers, Members], guests: Set[Address]
+    ) -> None:
+        self.inner.sweep(rules, sets, guests)
 
     def commit(self, plan: Plan) -> None:
         assert self.alone, "others of us must wait while we look and commit"
