@@ -32,6 +32,7 @@ from agent.notify import Notifier
 from agent.publisher import Publisher, publishing
 from agent.server import Busy, Server
 from agent.sources.directory import Directory
+from agent.sources.handover import Handover
 from agent.sources.meaning import Meaning, Source, Tiding, outdated
 from agent.sources.store import Store
 from agent.sources.watch import Watch
@@ -120,7 +121,8 @@ class Daemon:
         self._source.close()
         self._hang_up()
 
-    def _made_source(self) -> Source:
+    def _made_source(self, left: Handover | None = None) -> Source:
+        """The one that is configured now; it begins with what the one before it knew."""
         config = self._config
         if config.source == "kubernetes":
             from agent.sources.kubernetes import connected
@@ -131,13 +133,14 @@ class Daemon:
                 self._reads,
                 self._serves,
                 policies=config.enforces,
+                left=left,
                 warn=self._warn,
             )
             for warning in cluster.warnings:
                 self._warn(warning)
             return cluster
         watch = Watch(config.manifests, warn=self._warn)
-        return Directory(config.manifests, self._store, watch, self._reads)
+        return Directory(config.manifests, self._store, watch, self._reads, left=left)
 
     def _use(self, source: Source) -> None:
         self._source, self._made_of = source, _source_of(self._config)
@@ -358,7 +361,8 @@ class Daemon:
                 undo.callback(kernel.close)
             # What a kubeconfig names may have changed in place.
             if _source_of(config) != self._made_of or config.source == "kubernetes":
-                source = self._made_source()
+                left = Handover(meaning=source.meaning, texts=source.texts(), enforced=old.enforces)
+                source = self._made_source(left)
                 undo.callback(source.close)
             if config.listen != old.listen:
                 self._hang_up()

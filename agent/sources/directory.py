@@ -6,9 +6,10 @@ meaning, also over a restart; a directory that cannot be read changes nothing.
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from agent.sources.files import Text, content, file_of, is_manifest, label, laws_of, understood
+from agent.sources.handover import Handover, Predecessor
 from agent.sources.meaning import Enough, Meaning, Progress, Tiding
 from agent.sources.settled import settle
 from agent.sources.store import Store
@@ -37,11 +38,19 @@ class Directory:
     """The manifests directly in a directory."""
 
     def __init__(
-        self, path: str, store: Store, watch: Watch, beat: Progress = lambda: None
+        self,
+        path: str,
+        store: Store,
+        watch: Watch,
+        beat: Progress = lambda: None,
+        *,
+        left: Handover | None = None,
     ) -> None:
+        """`left` is what the source before this one knew."""
         self._path = path
         self._store = store
         self._watch = watch
+        self._before = Predecessor(left)
         self._files: dict[str, _File] = {}  # by path
         self._seen: tuple[int, int] | None = None
         self._stirred: set[str] | None = None  # paths that are to be read again; None: all
@@ -82,7 +91,7 @@ class Directory:
                 unreadable, links = f"{self._path} cannot be read: {error.strerror}", []
             if not self._watch.follow(links):
                 break
-        self.meaning = self._settled(unreadable)
+        self.meaning = self._before.complete(self._settled(unreadable))
         return self.meaning
 
     def filenos(self) -> tuple[int, ...]:
@@ -116,6 +125,10 @@ class Directory:
         meaning = self.read(self._stirred, beat)
         self._stirred = set()
         return meaning
+
+    def texts(self) -> Mapping[str, str]:
+        """Of another directory the files have other names; only what is not read yet is left."""
+        return self._before.texts
 
     def tell(self, machine: str, tiding: Tiding, message: str) -> None:
         """Who writes files reads the log."""

@@ -11,11 +11,13 @@ from agent.sources import files
 from agent.sources.answers import Object
 from agent.sources.granting import grant
 from agent.sources.meaning import Enough, Meaning, Progress
+from agent.sources.readings import left_of
 from agent.sources.settled import settle
 from agent.sources.store import Store, Texts
 from agent.sources.told import Reference
 from agent.sources.vmis import (
     POD,
+    STORED,
     Place,
     Vmi,
     decoded,
@@ -48,9 +50,18 @@ class Instances:
     """Those that run on a node, or are about to. Where several name one pod, `serves` tells which
     it serves."""
 
-    def __init__(
-        self, node: str, store: Store, earlier: Mapping[str, str], serves: Serves, beat: Progress
+    def __init__(  # noqa: PLR0913 - the rest by name
+        self,
+        node: str,
+        store: Store,
+        earlier: Mapping[str, str],
+        serves: Serves,
+        beat: Progress,
+        *,
+        left: Mapping[str, str] | None = None,
     ) -> None:
+        """`earlier` is what an earlier run stored, and `left` what the source before this one
+        knew."""
         self._node, self._serves = node, serves
         self._texts: Texts[_Made] = Texts(store, earlier, lambda made: kept(*made, node))
         self.recalled: dict[str, Vmi] = {}  # that an earlier run knew
@@ -61,7 +72,7 @@ class Instances:
         self._strange: set[str] = set()  # namespaces of what another source had stored
         self._placed: dict[tuple[str, str], tuple[Machine, Place, Machine]] = {}
         self.disputed = False  # whether it could not be told of some pod whose it is
-        for label, text in sorted(earlier.items()):
+        for label, text in sorted({**earlier, **left_of(STORED, left or {})}.items()):
             self._recall(label, text)
             beat()
 
@@ -85,11 +96,17 @@ class Instances:
         """Store what changed of the last good texts, for the next run, until it is enough; whether
         that was all."""
         self.recalled = {}
-        wanted: dict[str, _Made] = {
+        return self._texts.remember(self._wanted(), beat, enough)
+
+    def texts(self) -> dict[str, str]:
+        """The last good texts, as they would be stored."""
+        return {label: kept(*made, self._node) for label, made in self._wanted().items()}
+
+    def _wanted(self) -> dict[str, _Made]:
+        return {
             label: (good, self._known[label].document, self._pods(label))
             for label, good in self._good.items()
         }
-        return self._texts.remember(wanted, beat, enough)
 
     def _recall(self, label: str, text: str) -> None:
         vmi = recalled(text)

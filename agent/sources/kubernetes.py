@@ -18,6 +18,7 @@ from agent.sources.credentials import Credentials
 from agent.sources.ears import Ears
 from agent.sources.feedback import NORMAL, WARNING, Feedback, Warn
 from agent.sources.following import Follower, Shared, followed
+from agent.sources.handover import Handover, Predecessor
 from agent.sources.instances import Instances, Serves
 from agent.sources.kubeconfig import load
 from agent.sources.lawful import Lawful
@@ -25,7 +26,7 @@ from agent.sources.listening import troubles
 from agent.sources.meaning import Enough, Meaning, Progress, Tiding
 from agent.sources.policies import KIND as POLICY
 from agent.sources.published import Published
-from agent.sources.readings import texts_of
+from agent.sources.readings import left_of, texts_of
 from agent.sources.services import KIND as SERVICE
 from agent.sources.store import Store
 from agent.sources.told import Reference
@@ -52,19 +53,23 @@ class Cluster:
         serves: Serves = lambda _: "",
         services: bool = False,
         policies: bool = False,
+        left: Handover | None = None,
         clock: Callable[[], float] = time.monotonic,
         warn: Warn = lambda _: None,
     ) -> None:
         """Where several instances name one pod, `serves` tells by its UID which it serves. Services
-        are asked for only by who wants to publish them, and policies by who enforces them."""
+        are asked for only by who wants to publish them, and policies by who enforces them. `left`
+        is what the source before this one knew."""
         self._node, self._clock = node, clock
         self._ask_again: float | None = None  # when, whose a pod is
         self.warnings = credentials.warnings
+        self._before = Predecessor(left)
+        known = self._before.texts
         earlier = store.load()
         of_services = texts_of(SERVICE, store, earlier) if services else None
         of_policies = texts_of(POLICY, store, earlier) if policies else None
         # What nobody asks for any more is among what is left, and goes.
-        self._instances = Instances(node, store, earlier, serves, beat)
+        self._instances = Instances(node, store, earlier, serves, beat, left=known)
         self.meaning = Meaning(unreadable="it was not read yet")
         self._anew = False  # whether all is to be read again
         self._looked = False
@@ -74,12 +79,25 @@ class Cluster:
         self._feedback = Feedback(self._api.another(), node, warn=warn)
         self._followers = followed(self._api, self._shared)
         self._published = (
-            Published(self._api.another(), node, self._changed, of_services, clock=clock)
+            Published(
+                self._api.another(),
+                node,
+                self._changed,
+                of_services,
+                left=left_of(SERVICE, known),
+                clock=clock,
+            )
             if of_services is not None
             else None
         )
         self._lawful = (
-            Lawful(self._api.another(), self._changed, of_policies, clock=clock)
+            Lawful(
+                self._api.another(),
+                self._changed,
+                of_policies,
+                left=left_of(POLICY, known),
+                clock=clock,
+            )
             if of_policies is not None
             else None
         )
@@ -138,6 +156,7 @@ class Cluster:
             away = f"the instances of node {self._node} were not listed yet"
         anew, self._anew = self._anew, False
         meaning = self._instances.look(seen, beat, unreadable=away, anew=anew)
+        meaning = self._before.with_machines(meaning)
         self._ask_again = self._clock() + AGAIN if self._instances.disputed else None
         meaning = self._with_services(meaning, beat, anew=anew)
         if first and self._lawful is not None:
@@ -179,6 +198,13 @@ class Cluster:
             return False
         others = [one for one in (self._published, self._lawful) if one]
         return all(one.remember(beat, enough) for one in others)
+
+    def texts(self) -> dict[str, str]:
+        """The last good texts, as they would be stored, for the source that takes its place."""
+        parts = (self._instances, self._published, self._lawful)
+        return {
+            label: text for one in parts if one is not None for label, text in one.texts().items()
+        }
 
     def tell(self, machine: str, tiding: Tiding, message: str) -> None:
         """As an event on the instance, the Service or the policy."""
@@ -248,7 +274,7 @@ class Cluster:
             return replace(meaning, endpoints={})
         view = published.look(beat, anew=anew)
         unknown = published.unknown
-        return replace(
+        found = replace(
             meaning,
             services=view.services,
             endpoints=view.endpoints,
@@ -257,6 +283,7 @@ class Cluster:
             problems=(*meaning.problems, *view.problems),
             held=(*meaning.held, *view.held),
         )
+        return self._before.with_services(found, unknown)
 
     def _with_laws(self, meaning: Meaning, beat: Progress, *, anew: bool) -> Meaning:
         """Whatever is wrong with policies, machines are served all the same."""
@@ -265,7 +292,7 @@ class Cluster:
             return meaning
         view = lawful.look(meaning.machines, beat, anew=anew)
         unknown = lawful.unknown
-        return replace(
+        found = replace(
             meaning,
             laws=view.laws,
             laws_unknown=unknown,
@@ -274,6 +301,7 @@ class Cluster:
             held=(*meaning.held, *view.held),
             shut=(*meaning.shut, *view.shut),
         )
+        return self._before.with_laws(found, unknown)
 
 
 def connected(  # noqa: PLR0913 - the rest by name
@@ -283,9 +311,10 @@ def connected(  # noqa: PLR0913 - the rest by name
     serves: Serves,
     *,
     policies: bool = False,
+    left: Handover | None = None,
     warn: Warn,
 ) -> Cluster:
-    """The source that a configuration names."""
+    """The source that a configuration names, in the place of the one that left this."""
     credentials = load(config.kubeconfig, os.environ)
     node = config.node_name or os.environ.get("NODE_NAME") or socket.gethostname()
     return Cluster(
@@ -296,5 +325,6 @@ def connected(  # noqa: PLR0913 - the rest by name
         serves=serves,
         services=config.services,
         policies=policies,
+        left=left,
         warn=warn,
     )

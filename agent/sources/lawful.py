@@ -7,7 +7,7 @@ shut. Nothing is dropped because nobody answers.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
 
 from agent.sources import parties, policies
@@ -68,8 +68,10 @@ class Lawful:
         changed: Callable[[], None],
         texts: Texts[str],
         *,
+        left: Mapping[str, str] | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
+        """`left` are the last good texts that the source before this one knew."""
         self._api, self._changed, self._clock = server, changed, clock
         self._turn = Lock()
         self._shelf: Shelf[Told] = Shelf(policies.heard, self._turn, changed)
@@ -81,7 +83,9 @@ class Lawful:
         self._until: dict[str, float] = {}  # when those end that nobody needs
         self.due: float | None = None  # when to attend again although nothing is new
         self._complete = False  # whether all was known once
-        self._readings: Readings[NetworkPolicy] = Readings(policies.heard, understood, texts)
+        self._readings: Readings[NetworkPolicy] = Readings(
+            policies.heard, understood, texts, left=left
+        )
         self._age: int | None = None  # of what that was read
         self._wards: Wards | None = None  # whom it was then that policies may select
         self._wanted = Wanted()
@@ -166,6 +170,10 @@ class Lawful:
             self._complete = True
             self._view = self._viewed(age, wards)
         return self._view if self._complete else View()
+
+    def texts(self) -> Mapping[str, str]:
+        """The last good texts, as they would be stored."""
+        return self._readings.texts()
 
     def remember(self, beat: Progress, enough: Enough) -> bool:
         """Store what changed of the last good texts, for the next run, until it is enough; whether

@@ -95,6 +95,9 @@ class Source(Protocol):
     def remember(self, beat: Progress, enough: Enough) -> bool:
         """Store what it last said, for the next run, until it is enough; whether that was all."""
 
+    def texts(self) -> Mapping[str, str]:
+        """The last good texts, as they would be stored, for the source that takes its place."""
+
     def tell(self, machine: str, tiding: Tiding, message: str) -> None:
         """Let whoever wrote the manifest of that machine know, if there is a way."""
 

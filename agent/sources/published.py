@@ -54,15 +54,17 @@ class _Backs:
 class Published:
     """The Services that are, or could be, published on a node."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the rest by name
         self,
         server: Api,
         node: str,
         changed: Callable[[], None],
         texts: Texts[str],
         *,
+        left: Mapping[str, str] | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
+        """`left` are the last good texts that the source before this one knew."""
         self._api, self._node, self._changed, self._clock = server, node, changed, clock
         self._turn = Lock()
         self._shelf: Shelf[Told] = Shelf(services.heard, self._turn, changed)
@@ -75,7 +77,7 @@ class Published:
         self.due: float | None = None  # when to attend again although nothing is new
         self._complete = False  # whether all was known once
         self._readings: Readings[Service | None] = Readings(
-            services.heard, understood, texts, lambda told: told.annotated
+            services.heard, understood, texts, lambda told: told.annotated, left=left
         )
         self._made: object = None  # of what the view was made
         self._view = View()
@@ -178,6 +180,10 @@ class Published:
             self._readings.look(seen, beat, anew=anew)
             self._view = self._viewed(behind, backs.names if backs else frozenset())
         return self._view if self._complete else View()
+
+    def texts(self) -> Mapping[str, str]:
+        """The last good texts, as they would be stored."""
+        return self._readings.texts()
 
     def remember(self, beat: Progress, enough: Enough) -> bool:
         """Store what changed of the last good texts, for the next run, until it is enough; whether

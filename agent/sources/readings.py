@@ -33,9 +33,13 @@ class Readings(Generic[Meant]):
         understood: Callable[[Told], tuple[Meant, tuple[Problem, ...]]],
         texts: Texts[str],
         lasts: Callable[[Told], bool] = lambda _: True,
+        *,
+        left: Mapping[str, str] | None = None,
     ) -> None:
-        """Of those that do not last, nothing is kept when they turn bad."""
+        """Of those that do not last, nothing is kept when they turn bad. `left` are the last good
+        texts that the source before this one knew, whether they are stored or not."""
         self._heard, self._understood, self._texts, self._lasts = heard, understood, texts, lasts
+        self._left: Mapping[str, str] = left or {}
         self._known: dict[str, _Reading[Meant]] = {}
         self._good: dict[str, _Reading[Meant]] = {}  # how each was last understood
         self._wanted: Mapping[str, str] | None = None  # what to store; None: nobody knows yet
@@ -83,6 +87,15 @@ class Readings(Generic[Meant]):
             for label, one in self._good.items()
             if self._lasts(self._known[label].told)
         }
+        self._left = {}
+
+    def texts(self) -> Mapping[str, str]:
+        """The last good texts, as they would be stored."""
+        if self._wanted is None:
+            return {**self._texts.earlier, **self._left}
+        return {
+            label: kept(self._known[label].told.kind, text) for label, text in self._wanted.items()
+        }
 
     def remember(self, beat: Progress, enough: Enough) -> bool:
         """Store what changed of the last good texts, for the next run, until it is enough; whether
@@ -99,10 +112,16 @@ class Readings(Generic[Meant]):
         return None if last is None or last.problems or last.told.uid != told.uid else last
 
     def _recalled(self, told: Told) -> _Reading[Meant] | None:
-        """What an earlier run stored under that name."""
-        document = recalled(told.kind, self._texts.earlier.get(told.label, ""))
+        """What an earlier source left under that name, or an earlier run stored."""
+        text = self._left.get(told.label) or self._texts.earlier.get(told.label, "")
+        document = recalled(told.kind, text)
         earlier = None if document is None else self._heard(document)
         return self._read(earlier) if earlier and earlier.label == told.label else None
+
+
+def left_of(kind: str, texts: Mapping[str, str]) -> dict[str, str]:
+    """Those of a kind, out of what the source before this one left."""
+    return {label: text for label, text in texts.items() if is_kept(kind, text)}
 
 
 def texts_of(kind: str, store: Store, earlier: dict[str, str]) -> Texts[str]:

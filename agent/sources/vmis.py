@@ -25,7 +25,7 @@ FINAL = ("Succeeded", "Failed")
 MOST_RANGES = 1024  # and ports of one instance: all on a node share its memory
 MOST_PODS = 64  # of one instance on a node: two while it migrates, and what nobody has cleared away
 POD = "pod:"
-_STORED = "instance"
+STORED = "instance"
 
 # Of what is not named here nothing is kept; how a network card looks to the guest is KubeVirt's.
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp", "labels")
@@ -215,7 +215,7 @@ def kept(good: Object, now: Object, pods: Iterable[str], node: str) -> str:
     labels = mapping(mapping(now, "metadata"), "labels")
     metadata = {**mapping(good, "metadata"), "labels": labels}
     document = {**good, "metadata": metadata, "status": status}
-    return told.kept(_STORED, json.dumps(document, sort_keys=True, separators=(",", ":")))
+    return told.kept(STORED, json.dumps(document, sort_keys=True, separators=(",", ":")))
 
 
 def pods_of(text: str) -> frozenset[str]:
@@ -227,7 +227,7 @@ def pods_of(text: str) -> frozenset[str]:
 
 def recalled(text: str) -> Vmi | None:
     """The instance that an earlier run stored; None where it is none."""
-    document = told.recalled(_STORED, text)
+    document = told.recalled(STORED, text)
     return None if document is None else heard(document)
 
 

@@ -14,6 +14,7 @@ import random
 import re
 import secrets
 import shutil
+import signal
 import socket
 import socketserver
 import ssl
@@ -175,6 +176,11 @@ class Cluster:
         if self._apiserver is not None:
             end(self._apiserver)
             self._apiserver = None
+
+    def signal_apiserver(self, number: signal.Signals) -> None:
+        """Stop it, so that its kernel goes on to accept connections, or let it go on."""
+        if self._apiserver is not None:
+            self._apiserver.send_signal(number)
 
     def stop(self) -> None:
         self.kill_apiserver()

@@ -4,9 +4,10 @@ launcher's namespace, with packets; what is edited there is edited here, while f
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -211,6 +212,65 @@ def test_what_runs_goes_on_while_the_api_server_is_away(
             assert eventually(lambda: not daemon.status()["unreadable"])
             machines.remove("vm")
             assert comes_to_forward(netns)
+
+
+def stop(cluster: Cluster) -> None:
+    cluster.signal_apiserver(signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["", "state directory not writable"])
+@pytest.mark.parametrize("lose", [Cluster.kill_apiserver, stop], ids=["killed", "stopped"])
+def test_reload_while_the_api_server_is_unavailable_opens_no_port(
+    machines: Machines, node: Agents, wired: Lab, lose: Callable[[Cluster], None], stored: bool
+) -> None:
+    """KubeVirt's catch-all is behind the guard of an instance that was never valid."""
+    cluster = machines.cluster
+    programmed(wired.pod)
+    if not stored:
+        node.daemons.state.mkdir()
+        (node.daemons.state / "last-good").write_text("no directory")
+    closed = instance("closed", node.name, "2000-1000")
+    with (
+        pod() as netns,
+        node.daemons.running() as daemon,
+        launched(node, machines, instance("vm", node.name, "22"), netns),
+        echoing(wired, wired.guest, [(TCP, 8080)]),
+        launched(node, machines, closed, wired.pod) as uid,
+    ):
+        assert comes_to_forward(netns, "tcp 22")
+        assert daemon.is_in("in sync", f"pod:{uid}")
+        assert comes_to_reach(wired, TCP, 8080, answer=False)
+        before = handles(netns), handles(wired.pod)
+        lose(cluster)
+        try:
+            for _ in range(2):
+                daemon.reload()
+                status = daemon.status()
+                assert status["unreadable"]
+                assert {one["state"] for one in status["namespaces"]} == {"in sync"}
+                assert len(status["namespaces"]) == 2
+                assert (handles(netns), handles(wired.pod)) == before
+                assert reached(wired, wired.client, AT, TCP, 8080) is None
+                [problem] = status["problems"]
+                assert problem["file"].endswith("/closed")
+            node.daemons.configure(source="files", manifests=str(node.daemons.folder / "away"))
+            daemon.reload()
+            assert (handles(netns), handles(wired.pod)) == before
+            node.daemons.configure(source="kubernetes")
+            daemon.reload()
+            assert (handles(netns), handles(wired.pod)) == before
+        finally:
+            cluster.signal_apiserver(signal.SIGCONT)
+            cluster.start_apiserver()
+        assert eventually(lambda: not daemon.status()["unreadable"], A_MOMENT * 6)
+        assert (handles(netns), handles(wired.pod)) == before
+        machines.annotate("vm", port_ranges="22-21")
+        assert comes_to_say(machines, "vm", "PortsRejected", "22-21")
+        daemon.reload()
+        assert eventually(lambda: not daemon.status()["unreadable"])
+        assert forwarded(netns) == {"tcp 22"}  # its last valid version is still known
+        machines.remove("closed")
+        assert comes_to_reach(wired, TCP, 8080)  # it is no longer an instance's pod
 
 
 def test_a_socket_of_another_is_refused_and_told(machines: Machines, node: Agents) -> None:
