@@ -1,7 +1,8 @@
 """`make bench`: what changing a range costs and what a flow through it, how fast the dry run of a
 pipeline is, how soon the daemon acts and what it uses. `make bench ARGS=daemon` runs the sections
 whose names begin so; with --write, docs/bench and the README's table are renewed. Where a number
-breaks its bound, that is a failure. `make bench-quick` runs a section of its own.
+breaks its bound, that is a failure. `make bench-quick` runs a section of its own, and `make bench
+ARGS=hitless` tells whether changes lose flows (see bench/hitless.py for its options).
 """
 
 import itertools
@@ -20,7 +21,7 @@ from agent.kernel.live import LiveKernel
 from agent.kernel.netns import inside, opened
 from agent.kernel.probe import connected
 from agent.reconcile import converge
-from bench import control, flows, headline, kubernetes, report, services
+from bench import control, flows, headline, hitless, kubernetes, report, services
 from bench.crowd import crowd, some
 from bench.daemon import arrival_to_port, flush_to_port, save_to_port
 from bench.machines import machine
@@ -34,16 +35,20 @@ from rules.ports import PortRange
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "desktop.yaml"
 ROUNDS = 60
-WRITE, QUICK = "--write", "quick"
+WRITE, QUICK, HITLESS = "--write", "quick", "hitless"
 
 
 def main(words: Sequence[str]) -> None:
     """Print every table that is asked for, or all."""
     signal.signal(signal.SIGTERM, _ending(os.getpid()))
+    if words[:1] == [HITLESS]:
+        hitless.main(words[1:])
+        return
     wanted = [word for word in words if word != WRITE]
     strange = [word for word in wanted if not _named([word])]
+    known = ", ".join([*SECTIONS, HITLESS])
     if strange:
-        sys.exit(f"bench: no section begins with {strange[0]}; there are: {', '.join(SECTIONS)}")
+        sys.exit(f"bench: no section begins with {strange[0]}; there are: {known}")
     found: dict[str, Table] = {}
     for name in _named(wanted):
         found[name] = SECTIONS[name]()
