@@ -6,7 +6,7 @@ from threading import Lock
 
 from agent.errors import Failure
 from agent.status import Standing
-from rules.model import Chain, Live, Rule
+from rules.model import POLICED, Chain, Live, Rule
 from rules.problems import printable
 from rules.shapes import spot
 from rules.values import Value
@@ -149,7 +149,7 @@ class Ranges:
 def _forwards(live: Live) -> bool:
     """Whether it is a range, or what policies accept or drop."""
     rule = live.rule
-    if rule.chain is Chain.FORWARD:
+    if rule.chain in POLICED:
         return not rule.resumes
     return rule.chain is not Chain.POSTROUTING and not rule.guards
 
@@ -165,7 +165,7 @@ def _series(netns: str, rule: Rule) -> Series:
         label(netns),
         label(rule.owner),
         rule.family.value,
-        DROPPED if rule.chain is Chain.FORWARD and rule.guards else rule.chain.value,
+        DROPPED if rule.chain in POLICED and rule.guards else rule.chain.hook,
         rule.protocol.value if rule.protocol else "any",
         str(rule.ports) if rule.ports else "any",
     )

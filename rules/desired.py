@@ -116,11 +116,14 @@ def desire(
 def _fences(machine: Machine, owner: str, guest: Address) -> Iterator[Rule]:
     """What is granted to a guest, and that all else is not; flows that were let pass go on."""
     family = Family.of(guest)
-    for fence, end in ((machine.hears, "destination"), (machine.says, "source")):
+    for fence, chain, end in (
+        (machine.hears, Chain.FORWARD, "destination"),
+        (machine.says, Chain.EGRESS, "source"),
+    ):
         if fence is None:
             continue
-        yield Rule(chain=Chain.FORWARD, family=family, owner=owner, accepts=True)
-        guard = Rule(chain=Chain.FORWARD, family=family, owner=owner)
+        yield Rule(chain=chain, family=family, owner=owner, accepts=True)
+        guard = Rule(chain=chain, family=family, owner=owner)
         yield replace(guard, **{end: guest})
         for grant in fence.grants:
             if grant.family is family:
@@ -142,7 +145,7 @@ def _bars(link: str, whose: Mapping[str, bool]) -> Iterator[Rule]:
     if all(whose.values()) and is_link_name(link):
         owner = label(",".join(sorted(whose)))
         for family in Family:
-            yield Rule(chain=Chain.FORWARD, family=family, owner=owner, interface=link)
+            yield Rule(chain=Chain.EGRESS, family=family, owner=owner, interface=link)
 
 
 def _named(sets: Mapping[Peers, Members], rules: Iterable[Rule]) -> Mapping[Peers, Members]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rules.model import (
     FORWARDED,
+    POLICED,
     Address,
     Chain,
     Family,
@@ -102,15 +103,15 @@ def _forbidden(plan: Plan) -> list[Forbidden]:
     written = [*plan.add, *(rule for _, rule in plan.change)]
     old = [one.rule for one in plan.remove if isinstance(one, Live)]
     old += [live.rule for live, _ in plan.change]
-    filters = any(rule.chain is Chain.FORWARD for rule in (*written, *old))
+    filters = any(rule.chain in POLICED for rule in (*written, *old))
     if not filters and plan.sets == plan.sets_before:
         return []
     now = [*written, *(live.rule for live in plan.unchanged)]
-    return forbidden([rule for rule in now if rule.chain is Chain.FORWARD], plan.sets)
+    return forbidden([rule for rule in now if rule.chain in POLICED], plan.sets)
 
 
 def forbidden(rules: Sequence[Rule], sets: Mapping[Peers, Members]) -> list[Forbidden]:
-    """The flows that these rules in forward would not let begin."""
+    """The flows that these rules of policies would not let begin."""
     found: list[Forbidden] = []
     members = {peers: tuple(sorted(some, key=_place)) for peers, some in sets.items()}
     for guard in rules:

@@ -57,13 +57,27 @@ FORWARDED = (Protocol.TCP, Protocol.UDP)  # to machines: KubeVirt knows no other
 
 
 class Chain(Word):
-    """A place on the packet's way where we hold rules."""
+    """A place on the packet's way where we hold rules, by the name of its chain in nftables.
+
+    What a guest may send and what it may receive are two verdicts, and a flow between two guests
+    needs both: so they are two chains, as an accept in one of them does not end the other.
+    """
 
     PREROUTING = "prerouting"
     OUTPUT = "output"
     POSTROUTING = "postrouting"
-    FORWARD = "forward"
+    EGRESS = "forward-egress"
+    FORWARD = "forward"  # ingress
 
+    @property
+    def hook(self) -> str:
+        """The hook of netfilter that it is attached to."""
+        return HOOKS.get(self, self.value)
+
+
+HOOKS = {Chain.EGRESS: "forward"}  # of those that are not called by it
+POLICED = frozenset({Chain.EGRESS, Chain.FORWARD})  # chains that hold verdicts of policies
+FILTERS = POLICED  # chains that accept or drop, and translate nothing
 
 PLACES = {chain: place for place, chain in enumerate(Chain)}  # in output
 
@@ -255,9 +269,10 @@ class Rule(Value, kw_only=True):
     namespace's own, whatever chains of others would do with it. With a share it takes only that
     part of the flows; with a detour, none but those.
 
-    In forward it accepts new flows between its source or destination and its peers, or drops what
-    no other rule accepts. One that accepts and names neither is for all that belongs to flows which
-    were accepted before.
+    In forward (for what a guest receives) and its twin for egress (for what it sends) it accepts
+    new flows between its source or destination and its peers, or drops what no other rule of that
+    chain accepts. One that accepts and names neither is for all that belongs to flows which were
+    accepted before.
     """
 
     chain: Chain

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from rules import nft_sets
-from rules.model import Chain, Family, Lookup, Protocol, Rule
+from rules.model import FILTERS, Chain, Family, Lookup, Protocol, Rule
 from rules.nft_sets import SetStep
 from rules.nft_steps import (
     AddLookup,
@@ -35,8 +35,14 @@ from rules.shapes import name, port_name
 NAME = "portranger"
 TABLE = {"family": "inet", "name": NAME}
 OURS: "Json" = {"family": "inet", "table": NAME}
-PRIORITY = {Chain.PREROUTING: -101, Chain.OUTPUT: -101, Chain.POSTROUTING: 99, Chain.FORWARD: -1}
-TYPES = {chain: "filter" if chain is Chain.FORWARD else "nat" for chain in Chain}
+PRIORITY = {
+    Chain.PREROUTING: -101,
+    Chain.OUTPUT: -101,
+    Chain.POSTROUTING: 99,
+    Chain.EGRESS: -2,
+    Chain.FORWARD: -1,
+}
+TYPES = {chain: "filter" if chain in FILTERS else "nat" for chain in Chain}
 NFPROTO = {Family.IP: "ipv4", Family.IP6: "ipv6"}
 ADDRESSES = {Family.IP: "ipv4_addr", Family.IP6: "ipv6_addr"}
 
@@ -95,7 +101,7 @@ def chain_spec(chain: Chain) -> Json:
         **OURS,
         "name": chain.value,
         "type": TYPES[chain],
-        "hook": chain.value,
+        "hook": chain.hook,
         "prio": PRIORITY[chain],
         "policy": "accept",
     }
@@ -187,7 +193,7 @@ def lookup_verdict(lookup: Lookup) -> Json:
 
 def verdict_word(rule: Rule) -> str:
     """Without a target, it is the namespace's own address that is put in; or it is a filter."""
-    if rule.chain is Chain.FORWARD:
+    if rule.chain in FILTERS:
         return "accept" if rule.accepts else "drop"
     return "redirect" if rule.guards else "masquerade"
 

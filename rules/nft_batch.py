@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from rules import nft_sets
-from rules.model import NUMBERS, OWN, Address, Chain, Family, Lookup, Rule, Share
+from rules.model import FILTERS, NUMBERS, OWN, Address, Chain, Family, Lookup, Rule, Share
 from rules.nft import NAME, PRIORITY, TYPES, map_name, peers_end, port_pairs
 from rules.nft_sets import NESTED, SetStep, attribute, number
 from rules.nft_steps import (
@@ -43,7 +43,7 @@ BATCH_GENID = 1
 INET, SUBSYSTEM = 1, 10
 AT_ONCE = 200  # elements in one message: an attribute holds 64 KiB at most
 COMMENT = 0  # the kind of what nft keeps in the user data of a rule or an element
-HOOKS = {Chain.PREROUTING: 0, Chain.FORWARD: 2, Chain.OUTPUT: 3, Chain.POSTROUTING: 4}
+HOOKS = {"prerouting": 0, "forward": 2, "output": 3, "postrouting": 4}
 VERSIONS = {Family.IP: 2, Family.IP6: 10}
 IIFNAME, OIFNAME, NFPROTO, L4PROTO = 6, 7, 15, 16
 NETWORK, TRANSPORT = 1, 2  # headers
@@ -175,7 +175,7 @@ OURS = struct.pack("=BBH", INET, 0, 0) + attribute(1, _text(NAME))  # what every
 
 @lru_cache(MEMORY)
 def _chain(chain: Chain) -> bytes:
-    hook = _nested(4, _numbers(HOOKS[chain], PRIORITY[chain]))
+    hook = _nested(4, _numbers(HOOKS[chain.hook], PRIORITY[chain]))
     accept = attribute(5, number(1))
     return attribute(3, _text(chain.value)) + hook + accept + attribute(7, _text(TYPES[chain]))
 
@@ -288,7 +288,7 @@ def _matches(what: Rule | Lookup) -> Iterator[bytes]:
 
 
 def _filtered(rule: Rule) -> Iterator[bytes]:
-    """What only rules in forward compare."""
+    """What only rules of filters compare."""
     if rule.peers is not None:
         source, destination, length = PLACES[rule.family]
         yield _payload(NETWORK, source if peers_end(rule) == "saddr" else destination, length)
@@ -303,7 +303,7 @@ def _reads_ports(share: Share | None) -> bool:
 
 
 def _verdict(rule: Rule) -> Iterator[bytes]:
-    if rule.chain is Chain.FORWARD:
+    if rule.chain in FILTERS:
         yield ACCEPT if rule.accepts else DROP
         return
     if rule.to is None:

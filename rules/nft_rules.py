@@ -5,6 +5,8 @@ from ipaddress import ip_address
 
 from rules import nft_sets
 from rules.model import (
+    FILTERS,
+    POLICED,
     Address,
     Chain,
     Family,
@@ -98,7 +100,7 @@ def _parse(chain: Chain, owner: str, expr: list[Json]) -> Rule:
     families: set[Family] = set()
     target: dict[str, object] = {}
     if last in ({"accept": None}, {"drop": None}):
-        if chain is not Chain.FORWARD:
+        if chain not in FILTERS:
             raise ValueError(last)
         target["accepts"] = last == {"accept": None}
     elif last not in ({"masquerade": None}, {"redirect": None}):
@@ -157,7 +159,7 @@ def _parse_match(
     found: dict[str, object] = {}
     if left == {"meta": {"key": "nfproto"}}:
         families.add(_FAMILIES[right])
-    elif chain is Chain.FORWARD and isinstance(right, str) and right.startswith("@"):
+    elif chain in POLICED and isinstance(right, str) and right.startswith("@"):
         protocol, name = _payload(left)
         peers = nft_sets.named(right[1:])
         if peers is None or Family(protocol) is not peers.family:

@@ -58,7 +58,7 @@ def _line(step: RuleStep) -> str:
             return f"{'create' if exclusive else 'add'} table inet {NAME}"
         case MakeChain(chain):
             return (
-                f"add chain inet {NAME} {chain.value} {{ type {TYPES[chain]} hook {chain.value}"
+                f"add chain inet {NAME} {chain.value} {{ type {TYPES[chain]} hook {chain.hook}"
                 f" priority {PRIORITY[chain]}; policy accept; }}"
             )
         case DropRule(chain, handle):

@@ -5,7 +5,7 @@ as a command of libnftables or a line of a script (rules/nft.py), or as bytes (r
 from collections.abc import Iterable, Iterator, Sequence, Set
 
 from rules import nft_sets
-from rules.model import ELEMENT, MAP, RULE, SET, Chain, Foreign, Live, Lookup, Peers, Rule
+from rules.model import ELEMENT, MAP, POLICED, RULE, SET, Chain, Foreign, Live, Lookup, Peers, Rule
 from rules.nft_sets import SetStep
 from rules.plan import Plan, Table
 from rules.ports import PortRange, coalesce, subtract
@@ -138,7 +138,7 @@ def steps(plan: Plan) -> list[Step]:
     found += [AddRule(rule, rule.chain in guarded) for rule in written if rule.resumes]
     for rule in written:
         if not rule.guards and not rule.resumes:
-            behind = resuming if rule.chain is Chain.FORWARD else 0
+            behind = resuming.get(rule.chain, 0)
             found.append(AddRule(rule, rule.chain in guarded and not behind, behind))
     found += [AddLookup(lookup, lookup.chain in guarded) for lookup in plan.gathering]
     found += [AddRule(rule) for rule in written if rule.guards]
@@ -146,11 +146,15 @@ def steps(plan: Plan) -> list[Step]:
     return found
 
 
-def _resuming(plan: Plan) -> int:
-    """The handle of the rule in forward that is for most packets, so that others come behind it."""
+def _resuming(plan: Plan) -> dict[Chain, int]:
+    """The handle of each chain's rule that is for most packets, so that others come behind it."""
     if plan.table is not Table.KEEP:
-        return 0
-    return max((live.handle for live in plan.unchanged if live.rule.resumes), default=0)
+        return {}
+    found: dict[Chain, int] = {}
+    for live in plan.unchanged:
+        if live.rule.chain in POLICED and live.rule.resumes:
+            found[live.rule.chain] = max(live.handle, found.get(live.rule.chain, 0))
+    return found
 
 
 def _maps(lookup: Lookup) -> list[tuple[Lookup, bool]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from rules.model import (
+    POLICED,
     Address,
     Chain,
     Desired,
@@ -169,7 +170,7 @@ def _surplus(live: Lives, desired: Desired, missing: Iterable[Rule]) -> Iterator
     for rule in frozenset(live.by_rule).difference(desired.rules):
         waits = rule in desired.kept or rule.owner in waiting
         stays = waits and not _is_claimed(rule, claimed)
-        stays = stays or (desired.filters_stay and rule.chain is Chain.FORWARD)
+        stays = stays or (desired.filters_stay and rule.chain in POLICED)
         if not stays and not (desired.unclaimed_stay and wanted.leaves_alone(rule)):
             yield live.by_rule[rule]
 
@@ -228,7 +229,7 @@ class _Wanted:
     def leaves_alone(self, rule: Rule) -> bool:
         """Whether nobody who is known owns the rule, or has another for the same packets. What
         filters let pass is owned by policies, which may be for several machines."""
-        of_policies = rule.chain is Chain.FORWARD and rule.accepts and not rule.resumes
+        of_policies = rule.chain in POLICED and rule.accepts and not rule.resumes
         if rule.owner in self._owners and not of_policies:
             return False
         met = self._met.get((_packets(rule), rule.protocol), ())
@@ -239,7 +240,7 @@ class _Wanted:
 def _packets(rule: Rule) -> tuple[object, ...]:
     """Which packets a rule is for, but for protocol and ports. Whom they are for tells only filters
     apart: of translations, one may be for any of the namespace's own addresses."""
-    end = rule.destination if rule.chain is Chain.FORWARD else None
+    end = rule.destination if rule.chain in POLICED else None
     return rule.chain, rule.family, rule.source, end
 
 

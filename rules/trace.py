@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from rules.model import OWN, Address, Chain, Family, Members, Peers, Protocol, Rule
+from rules.model import OWN, POLICED, Address, Chain, Family, Members, Peers, Protocol, Rule
 from rules.places import LOOPBACK
 from rules.values import Value, replace
 from rules.words import share
@@ -138,13 +138,13 @@ def admitting(
     packet: Packet,
     peer: Address | None,
 ) -> list[Rule] | None:
-    """The rules in forward that let a new flow pass: to the guest that is its destination, or from
+    """The rules of policies that let a new flow pass: to the guest that is its destination, or from
     the one that is its source; None: nothing is forbidden to that guest. A peer of None is any that
     some rule knows."""
     there = [
         rule
         for rule in rules
-        if rule.chain is Chain.FORWARD
+        if rule.chain in POLICED
         and not rule.resumes
         and (rule.destination, rule.source) == (packet.destination, packet.source)
     ]

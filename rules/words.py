@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from rules.model import (
+    FILTERS,
     OWN,
+    POLICED,
     Chain,
     Detour,
     Live,
@@ -30,7 +32,8 @@ def rule_json(rule: Rule) -> Json:
     """A rule as a plan's JSON has it; what is absent means any."""
     fields: Json = {
         "owner": rule.owner,
-        "chain": rule.chain.value,
+        "chain": rule.chain.hook,
+        "direction": direction(rule) or None,
         "family": rule.family.value,
         "action": action(rule),
         "protocol": rule.protocol.value if rule.protocol else None,
@@ -61,11 +64,11 @@ def live_text(live: Sequence[Live]) -> list[str]:
 def rule_words(rule: Rule) -> list[str]:
     """A rule in the columns of a line: where, what, where to, whose."""
     what = f"{rule.protocol.value} {rule.ports}" if rule.protocol else "everything"
-    if rule.chain is Chain.FORWARD:
+    if rule.chain in FILTERS:
         what = _filtered(rule, what)
     elif rule.source is not None:
         what += f" from {rule.source}"
-    if rule.destination is not None and rule.chain is not Chain.FORWARD:
+    if rule.destination is not None and rule.chain not in FILTERS:
         what += f" to {destination(rule)}"
     if rule.share is not None:
         what += f" ({share(rule.share)})"
@@ -73,17 +76,25 @@ def rule_words(rule: Rule) -> list[str]:
         what = f"{detour(rule.detour)}"
     if rule.interface is not None:
         what += f" {'via' if rule.chain is Chain.POSTROUTING else 'on'} {rule.interface}"
-    return [rule.family.value, rule.chain.value, what, f"-> {target(rule)}", rule.owner]
+    return [rule.family.value, rule.chain.hook, what, f"-> {target(rule)}", rule.owner]
 
 
 def _filtered(rule: Rule, what: str) -> str:
-    """What a rule in forward is about, and between whom."""
+    """What a rule of a filter is about, and between whom."""
     if rule.resumes:
-        return "what belongs to open flows"
+        return f"what belongs to open flows ({direction(rule)})"
     others = rule.peers or rule.peer or "anybody"
     if rule.destination is not None:
         return f"{what} to {rule.destination} from {others}"
     return f"{what} from {rule.source or 'any other address'} to {others}"
+
+
+def direction(rule: Rule) -> str:
+    """Which verdict of a policy it belongs to, seen from the guest; empty: to none."""
+    if rule.chain not in POLICED:
+        return ""
+    sent = rule.source is not None or rule.interface is not None  # once both were in one chain
+    return "egress" if rule.chain is Chain.EGRESS or sent else "ingress"
 
 
 def destination(rule: Rule) -> str:
@@ -106,7 +117,7 @@ def detour(way: Detour) -> str:
 
 def target(rule: Rule) -> str:
     """Where a rule sends a packet, or whose address it gives it."""
-    if rule.chain is Chain.FORWARD:
+    if rule.chain in FILTERS:
         return action(rule)
     if rule.to is None:
         return "itself (guard)" if rule.guards else "masquerade"
@@ -117,7 +128,7 @@ def target(rule: Rule) -> str:
 
 def action(rule: Rule) -> str:
     """What a rule does with a packet."""
-    if rule.chain is Chain.FORWARD:
+    if rule.chain in FILTERS:
         return "accept" if rule.accepts else "drop"
     if rule.chain is not Chain.POSTROUTING:
         return "guard" if rule.guards else "dnat"

@@ -15,13 +15,16 @@ from rules.values import Value, replace
 from rules.xtables_rules import (
     CHAINS,
     FILTER,
+    MANGLE,
     NAT,
     PREFIX,
+    TABLES,
     Json,
     built_in,
     decode_rule,
     encode,
     name,
+    spot,
     statement,
     table,
 )
@@ -30,8 +33,10 @@ __all__ = [
     "CHAINS",
     "FILTER",
     "JUMP_COMMENT",
+    "MANGLE",
     "NAT",
     "PREFIX",
+    "TABLES",
     "Json",
     "Step",
     "built_in",
@@ -39,10 +44,15 @@ __all__ = [
     "encode",
     "name",
     "script",
+    "spot",
     "statement",
     "steps",
     "table",
 ]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 JUMP_COMMENT = "portranger"
 
@@ -51,7 +61,7 @@ Old = Live | Foreign
 
 
 class Delete(Value):
-    """Whatever stands at that place."""
+    """Whatever stands at that place of a chain, which is named with its table."""
 
     chain: str
     place: int
@@ -78,23 +88,35 @@ def steps(plan: Plan, family: Family) -> list[Step]:
     other in one table is one commit."""
     if plan.table is Table.DELETE:
         return [["drop"]]
-    return [_step(edit) for turn in _turns(plan, family) for edit in turn]
+    return [_step(edit) for _, turn in _commits(_turns(plan, family)) for edit in turn]
 
 
 def _step(edit: Edit) -> Step:
+    """Each with its table and chain."""
     match edit:
-        case Delete(chain_name, place):
-            return ["delete", chain_name, place]
+        case Delete(where, place):
+            return ["delete", *where.split(), place]
         case Ensure(chain):
-            return ["ensure", name(chain), built_in(chain)]
+            return ["ensure", *spot(chain).split(), built_in(chain)]
         case Put(rule, None):
-            return ["append", name(rule.chain), encode(rule)]
+            return ["append", *spot(rule.chain).split(), encode(rule)]
         case Put(rule, place):
-            return ["insert", name(rule.chain), place, encode(rule)]
+            return ["insert", *spot(rule.chain).split(), place, encode(rule)]
 
 
-def _turns(plan: Plan, family: Family) -> tuple[list[Edit], list[Edit], list[Edit]]:
-    """What is done in the table filter, then in nat, and then in filter again.
+def _commits(turns: "Sequence[tuple[str, list[Any]]]") -> "list[tuple[str, list[Any]]]":
+    """Those turns that do something. Where nothing is translated otherwise, each filter changes at
+    once: its first turn and its last are one."""
+    if any(edits for one, edits in turns if one == NAT):
+        return [(one, edits) for one, edits in turns if edits]
+    merged: dict[str, list[Any]] = {}
+    for one, edits in turns:
+        merged.setdefault(one, []).extend(edits)
+    return [(one, edits) for one, edits in merged.items() if edits]
+
+
+def _turns(plan: Plan, family: Family) -> list[tuple[str, list[Edit]]]:
+    """What is done in the tables of the filters, then in nat, and then in the filters again.
 
     A commit is for one table, so between two of them packets meet the one as it will be and the
     other as it was. What lets nobody new in comes first, and what lets in comes last: a port that
@@ -106,27 +128,30 @@ def _turns(plan: Plan, family: Family) -> tuple[list[Edit], list[Edit], list[Edi
     new = [rule for rule in _written(plan) if rule.family is family]
     ensured = _ensured(plan, new, family)
     rows = _rows((*(live for live in plan.unchanged if live.rule.family is family), *gone))
-    filters = [old for old in gone if table(_chain(old)) == FILTER]
-    return (
-        _turn(
-            rows,
-            [old for old in filters if isinstance(old, Foreign) or _lets_in(old.rule)],
-            [chain for chain in ensured if chain is Chain.FORWARD],
-            [rule for rule in new if rule.chain is Chain.FORWARD and not _lets_in(rule)],
-        ),
-        _turn(
-            rows,
-            [old for old in gone if table(_chain(old)) == NAT],
-            [chain for chain in ensured if chain is not Chain.FORWARD],
-            [rule for rule in new if rule.chain is not Chain.FORWARD],
-        ),
-        _turn(
-            rows,
-            [old for old in filters if isinstance(old, Live) and not _lets_in(old.rule)],
-            [],
-            [rule for rule in new if _lets_in(rule)],
-        ),
-    )
+
+    def turn(one: str, *, opening: bool | None) -> tuple[str, list[Edit]]:
+        """What is done in a table: all of it or, of a filter, what closes or what opens."""
+        old = [each for each in gone if _table(each) == one]
+        fresh = [rule for rule in new if table(rule.chain) == one]
+        made = [chain for chain in ensured if table(chain) == one]
+        if opening is not None:
+            old = [each for each in old if _opens_by_going(each) is opening]
+            fresh = [rule for rule in fresh if _lets_in(rule) is opening]
+            made = [] if opening else made
+        return one, _turn(rows, old, made, fresh)
+
+    return [
+        turn(MANGLE, opening=False),
+        turn(FILTER, opening=False),
+        turn(NAT, opening=None),
+        turn(FILTER, opening=True),
+        turn(MANGLE, opening=True),
+    ]
+
+
+def _opens_by_going(old: Old) -> bool:
+    """Whether it lets nobody in: so it goes last."""
+    return isinstance(old, Live) and not _lets_in(old.rule)
 
 
 def _lets_in(rule: Rule) -> bool:
@@ -139,7 +164,7 @@ Rows = dict[str, list[Old | Rule]]
 
 
 def _rows(found: Iterable[Old]) -> Rows:
-    rows: Rows = {chain_name: [] for chain_name in CHAINS}
+    rows: Rows = {where: [] for where in CHAINS}
     for one in sorted(found, key=lambda one: one.handle):
         if _chain(one) in rows:  # and not a second jump
             rows[_chain(one)].append(one)
@@ -165,8 +190,8 @@ def _turn(
     edits += [Ensure(chain) for chain in ensured]
     guards = {chain_name: sum(map(_guards, row)) for chain_name, row in rows.items()}
     for rule in sorted(new, key=lambda rule: rule.guards):
-        row = rows[name(rule.chain)]
-        place = 0 if rule.resumes else len(row) - guards[name(rule.chain)]
+        row = rows[spot(rule.chain)]
+        place = 0 if rule.resumes else len(row) - guards[spot(rule.chain)]
         if rule.guards or place == len(row):
             edits.append(Put(rule))
             row.append(rule)
@@ -196,20 +221,18 @@ def decode(listings: Mapping[Family, Mapping[str, object]]) -> Observed:
     for family, listing in listings.items():
         chains: dict[str, list[Json]] = listing["chains"]  # type: ignore[assignment]
         jumps: dict[str, list[int]] = listing["jumps"]  # type: ignore[assignment]
-        for chain_name, rules in chains.items():
-            if chain_name not in CHAINS:
+        for where, rules in chains.items():
+            if where not in CHAINS:
                 continue
-            chain = CHAINS[chain_name]
-            places = [index(place) for place in jumps.get(chain_name, [])]
+            chain = CHAINS[where]
+            places = [index(place) for place in jumps.get(where, [])]
             standing.add((family, chain))
             if places:
                 jumped.add((family, chain))
             if places or rules:  # an empty chain that nothing leads to is as good as none
                 (made if places else broken).add(chain)
-            foreign += [
-                Foreign(f"{family.value} {built_in(chain)}", place, "a second jump to our chain")
-                for place in places[1:]
-            ]
+            hook = f"{family.value} {table(chain)} {built_in(chain)}"
+            foreign += [Foreign(hook, place, "a second jump to our chain") for place in places[1:]]
             for found in _decode_chain(family, chain, rules):
                 if isinstance(found, Live):
                     live.append(found)
@@ -232,7 +255,7 @@ def _decode_chain(family: Family, chain: Chain, rules: Sequence[Json]) -> Iterat
     for one in found:
         if isinstance(one, Live) and one.rule.guards and one.handle < last:
             text = f"guard of {one.rule.owner} before other rules"
-            yield Foreign(f"{family.value} {name(chain)}", one.handle, text)
+            yield Foreign(f"{family.value} {spot(chain)}", one.handle, text)
         else:
             yield one
 
@@ -258,22 +281,25 @@ def _flat(plan: Plan) -> Plan:
 def _changing(plan: Plan) -> list[tuple[str, list[str]]]:
     """The lines for each commit."""
     turns = {family: _turns(plan, family) for family in Family}
-    first, then, last = (
-        [
-            f"{FLAGS[family]} {line}"
-            for family in Family
-            for edit in turns[family][number]
-            for line in _lines(plan, family, edit)
-        ]
-        for number in range(3)
-    )
-    return [(FILTER, first), (NAT, then), (FILTER, last)] if then else [(FILTER, first + last)]
+    lines = [
+        (
+            one,
+            [
+                f"{FLAGS[family]} {line}"
+                for family in Family
+                for edit in turns[family][number][1]
+                for line in _lines(plan, family, edit)
+            ],
+        )
+        for number, (one, _) in enumerate(turns[Family.IP])
+    ]
+    return _commits(lines)
 
 
 def _lines(plan: Plan, family: Family, edit: Edit) -> Iterator[str]:
     match edit:
-        case Delete(chain_name, place):
-            yield f"-D {chain_name} {place + 1}"
+        case Delete(where, place):
+            yield f"-D {where.split()[1]} {place + 1}"
         case Ensure(chain):
             if (family, chain) not in plan.standing:
                 yield f"-N {name(chain)}"
@@ -293,19 +319,24 @@ def _dropping(plan: Plan) -> list[tuple[str, list[str]]]:
             [
                 f"{FLAGS[family]} {line}"
                 for family in Family
-                for line in _dropped(plan, family)
-                if table(line.split()[1]) == one
+                for line in _dropped(plan, family, one)
             ],
         )
-        for one in (NAT, FILTER)
+        for one in reversed(TABLES)
     ]
 
 
-def _dropped(plan: Plan, family: Family) -> Iterator[str]:
-    jumps = [old for old in _gone(plan) if _family(old) is family and _chain(old) not in CHAINS]
+def _dropped(plan: Plan, family: Family, one: str) -> Iterator[str]:
+    jumps = [
+        old
+        for old in _gone(plan)
+        if _family(old) is family and _table(old) == one and _chain(old) not in CHAINS
+    ]
     for jump in sorted(jumps, key=lambda old: (_chain(old), -old.handle)):  # the second ones
-        yield f"-D {_chain(jump)} {jump.handle + 1}"
-    for chain in (chain for chain in Chain if (family, chain) in plan.standing):
+        yield f"-D {_chain(jump).split()[1]} {jump.handle + 1}"
+    for chain in Chain:
+        if table(chain) != one or (family, chain) not in plan.standing:
+            continue
         if (family, chain) in plan.jumped:
             yield f"-D {built_in(chain)} {_jump(chain)}"
         yield f"-F {name(chain)}"
@@ -337,5 +368,9 @@ def _family(old: Old) -> Family:
 
 
 def _chain(old: Old) -> str:
-    """Where it stands, ours or the kernel's own."""
-    return name(old.rule.chain) if isinstance(old, Live) else old.chain.partition(" ")[2]
+    """Where it stands, ours or the kernel's own, with its table."""
+    return spot(old.rule.chain) if isinstance(old, Live) else old.chain.partition(" ")[2]
+
+
+def _table(old: Old) -> str:
+    return _chain(old).partition(" ")[0]

@@ -4,12 +4,25 @@ the words of iptables, and back."""
 from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
 
-from rules.model import Address, Chain, Family, Foreign, Live, Network, Protocol, Rule, link_name
+from rules.model import (
+    FILTERS,
+    POLICED,
+    Address,
+    Chain,
+    Family,
+    Foreign,
+    Live,
+    Network,
+    Protocol,
+    Rule,
+    link_name,
+)
 from rules.ports import PortRange
 from rules.problems import printable
 
 PREFIX = "PORTRANGER-"
-FILTER, NAT = "filter", "nat"
+FILTER, MANGLE, NAT = "filter", "mangle", "nat"
+TABLES = (MANGLE, FILTER, NAT)
 OPEN_FLOWS = "RELATED,ESTABLISHED"  # in the order in which it is listed
 INGRESS, EGRESS = " (ingress)", " (egress)"
 ENDS = ("src", "dst")
@@ -25,15 +38,24 @@ def name(chain: Chain) -> str:
 
 def built_in(chain: Chain) -> str:
     """The kernel's own chain at that place: PREROUTING."""
-    return chain.value.upper()
+    return chain.hook.upper()
 
 
-CHAINS = {name(chain): chain for chain in Chain}
+def table(chain: Chain) -> str:
+    """The table that our chain for that place is in. A RETURN ends one chain and not the other, so
+    the verdicts for both directions are in two tables: mangle is asked before filter."""
+    return _TABLES.get(chain, NAT)
 
 
-def table(chain_name: str) -> str:
-    """The table in which that chain, ours or the kernel's own, is of interest to us."""
-    return FILTER if chain_name.removeprefix(PREFIX) == built_in(Chain.FORWARD) else NAT
+_TABLES = {Chain.EGRESS: MANGLE, Chain.FORWARD: FILTER}
+
+
+def spot(chain: Chain) -> str:
+    """What tells our chain for that place from all others: nat PORTRANGER-PREROUTING."""
+    return f"{table(chain)} {name(chain)}"
+
+
+CHAINS = {spot(chain): chain for chain in Chain}
 
 
 def encode(rule: Rule) -> Json:
@@ -91,7 +113,7 @@ def _comment(rule: Rule) -> str:
 
 
 def _verdict(rule: Rule) -> str:
-    if rule.chain is Chain.FORWARD:
+    if rule.chain in FILTERS:
         # ACCEPT would keep rules of others from being asked, as nftables' accept does not.
         return "RETURN" if rule.accepts else "DROP"
     return "REDIRECT" if rule.guards else "MASQUERADE"
@@ -116,7 +138,7 @@ def decode_rule(family: Family, chain: Chain, place: int, fields: Json) -> Live 
     except (AttributeError, LookupError, TypeError, ValueError):
         gist = " ".join(sorted(key for key in fields if key != "counters"))
         text = printable(gist, LONGEST_GIST) or "an empty rule"
-        return Foreign(f"{family.value} {name(chain)}", place, text)
+        return Foreign(f"{family.value} {spot(chain)}", place, text)
     return Live(rule, place, packets, octets)
 
 
@@ -157,7 +179,7 @@ def _parse_ends(
 ) -> tuple[str, Address | None, Address | None, Network | None]:
     """The owner, source, destination and peer."""
     source, destination = (_network(fields[end]) if end in fields else None for end in ENDS)
-    if chain is Chain.FORWARD and source is not None and destination is not None:
+    if chain in POLICED and source is not None and destination is not None:
         if comment.endswith(INGRESS):
             return comment.removesuffix(INGRESS), None, _host(destination), source
         if comment.endswith(EGRESS):

@@ -80,8 +80,8 @@ class Iptables:
         return self._seen
 
     def commit(self, plan: Plan) -> None:
-        """Carry out the plan: one atomic replace per family, or up to three where the filter
-        changes with the translations. Whether the plan still fits is asked for both families before
+        """Carry out the plan: one atomic replace per family, or up to five where filters
+        change with the translations. Whether the plan still fits is asked for both families before
         the first is changed."""
         if not self._fits(plan):
             raise Stale("a rule went or moved while we looked at it", "Try again")
@@ -151,6 +151,7 @@ def failure(kind: str, text: str) -> Failure:
     if "does not exist" in text or "not found" in text or kind == "ModuleNotFoundError":
         return BackendMissing(
             f"iptables cannot be used ({text})",
-            "Run: apt install iptables, and see that the kernel has iptable_nat and iptable_filter",
+            "Run: apt install iptables, and see that the kernel has iptable_nat, iptable_filter and"
+            " iptable_mangle",
         )
     return Failure(f"iptables refused ({text})")

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.kernel.worker import serve
-from rules.xtables import CHAINS, FILTER, JUMP_COMMENT, NAT, PREFIX, table
+from rules.model import Chain
+from rules.xtables import JUMP_COMMENT, NAT, PREFIX, TABLES, name, table
 
 UNUSABLE = ""  # why python-iptables is
 try:
@@ -30,7 +31,7 @@ try:
 except Exception as error:  # without Debian's package iptables: it looks for it as it is imported
     UNUSABLE = str(error) or repr(error)
 
-OURS = {one: {name for name in CHAINS if table(name) == one} for one in (NAT, FILTER)}
+OURS = {one: {name(chain) for chain in Chain if table(chain) == one} for one in reversed(TABLES)}
 LOCK = "/run/xtables.lock"
 LOCK_PATIENCE = 5.0  # seconds to wait for another program that holds the lock
 NAMES = {"ip": "ip_tables_names", "ip6": "ip6_tables_names"}
@@ -68,10 +69,10 @@ def _answer(question: Json, family: str) -> Json:
             return {"error": "Stale", "text": "our chains changed since they were looked at"}
         if question["steps"] != [["drop"]] and _unfit(family):
             return {"error": "Unfit", "text": _unfit(family)}
-        for name, due in _commits(question["steps"], family):
+        for one, due in _commits(question["steps"], family):
             for step, *details in due:
-                _STEPS[step](tables[name], family, *details)
-            tables.commit(name)
+                _STEPS[step](tables[one], family, *details)
+            tables.commit(one)
         return {}
 
 
@@ -111,10 +112,10 @@ class Tables:
 def _commits(steps: list[Any], family: str) -> Iterator[tuple[str, list[Any]]]:
     """Each with its table."""
     if steps == [["drop"]]:
-        yield from ((name, steps) for name in OURS if _is_in_use(name, family))
+        yield from ((one, steps) for one in OURS if _is_in_use(one, family))
         return
-    for name, due in groupby(steps, key=lambda step: table(step[1])):
-        yield name, list(due)
+    for one, due in groupby(steps, key=lambda step: step[1]):
+        yield one, [[step, *details] for step, _, *details in due]
 
 
 def _is_in_use(name: str, family: str) -> bool:
@@ -150,16 +151,16 @@ def _listing(tables: Tables, family: str) -> Json:
     chains: dict[str, list[Json]] = {}
     jumps: dict[str, list[int]] = {}
     others = 0  # in the table nat
-    for name in [name for name in OURS if _is_in_use(name, family)]:
-        for chain in _chains(tables[name]):
-            if chain.name in OURS[name]:
-                entries = _entries(chain)
-                chains[chain.name] = [_decoded(chain, entry, family) for entry, _ in entries]
+    for one in [one for one in OURS if _is_in_use(one, family)]:
+        for chain in _chains(tables[one]):
+            if chain.name in OURS[one]:
+                rules = [_decoded(chain, entry, family) for entry, _ in _entries(chain)]
+                chains[f"{one} {chain.name}"] = rules
                 continue
-            places = _jumps(chain, family) if PREFIX + chain.name in OURS[name] else []
+            places = _jumps(chain, family) if PREFIX + chain.name in OURS[one] else []
             if places:
-                jumps[PREFIX + chain.name] = places
-            if name == NAT:
+                jumps[f"{one} {PREFIX}{chain.name}"] = places
+            if one == NAT:
                 others += len(_entries(chain)) - len(places)
     # Where a single jump stands is for others to move; of several, places are deleted.
     several = {name: places for name, places in jumps.items() if len(places) > 1}

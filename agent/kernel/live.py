@@ -23,8 +23,8 @@ from rules.flows import forbidden, forgotten, unmade
 from rules.load import Tracking
 from rules.model import (
     NODE,
+    POLICED,
     Address,
-    Chain,
     Family,
     Foreign,
     Live,
@@ -196,7 +196,7 @@ class LiveNamespace:
     def sweep(
         self, rules: Iterable[Rule], sets: Mapping[Peers, Members], guests: Set[Address]
     ) -> None:
-        filters = [rule for rule in rules if rule.chain is Chain.FORWARD]
+        filters = [rule for rule in rules if rule.chain in POLICED]
         self._forget(lambda: [*unmade(rules, guests), *forbidden(filters, sets)])
 
     def _forget(self, due: Callable[[], Sequence[Due]]) -> None:

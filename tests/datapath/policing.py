@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from agent.commands.common import intents
 from agent.sources.files import load
-from rules.model import Chain, Family, Live, Protocol
+from rules.model import POLICED, Family, Live, Protocol
 from rules.values import replace
 from tests.daemon.running import Node, Running
 from tests.datapath.publishing import TCP, UDP, Ports, serving
@@ -215,7 +215,7 @@ class Town:
     def fences(self, vm: Vm | None = None) -> list[Live]:
         """The rules of policies, in front of a machine; without one, of the first."""
         live = observed((vm or self.first).pod).live
-        return [one for one in live if one.rule.chain is Chain.FORWARD]
+        return [one for one in live if one.rule.chain in POLICED]
 
     def granted(self) -> set[str]:
         """What they accept of new flows: `ip tcp 80-89`."""

@@ -25,7 +25,7 @@ from rules.shapes import lookup_of
 from rules.shapes import name as map_name
 from rules.trace import Packet
 from rules.values import replace
-from rules.xtables import FILTER, table
+from rules.xtables import FILTER, MANGLE, table
 from rules.xtables import name as legacy_chain
 from rules.xtables import statement as legacy_statement
 from tests.spaces import (
@@ -266,8 +266,9 @@ class IptablesArena(LiveArena):
 
     def reset(self) -> None:
         super().reset()
-        for family in self._filtered():
-            within(self.name, f"{LEGACY[family]}-restore", "-w", stdin="*filter\nCOMMIT\n")
+        for one in (FILTER, MANGLE):
+            for family in self._filtered(one):
+                within(self.name, f"{LEGACY[family]}-restore", "-w", stdin=f"*{one}\nCOMMIT\n")
 
     def brand(self) -> None:
         numbers = itertools.count(1000)
@@ -290,7 +291,7 @@ class IptablesArena(LiveArena):
 
     def scribble(self, chain: Chain = Chain.PREROUTING) -> None:
         line = f"-I {legacy_chain(chain)} -p tcp -m tcp --dport 99 -j ACCEPT"
-        self._restore(table(legacy_chain(chain)), [line], [Family.IP])
+        self._restore(table(chain), [line], [Family.IP])
 
     def held(self, desired: Desired) -> Desired:
         return flattened(desired)
@@ -304,23 +305,25 @@ class IptablesArena(LiveArena):
 
     def flush(self) -> None:
         legacy(self.name, "-F")
-        self._restore(FILTER, ["-F"], self._filtered())
+        for one in (FILTER, MANGLE):
+            self._restore(one, ["-F"], self._filtered(one))
 
     def drop(self) -> None:
         legacy(self.name, "-F", "-X")
-        self._restore(FILTER, ["-F", "-X"], self._filtered())
+        for one in (FILTER, MANGLE):
+            self._restore(one, ["-F", "-X"], self._filtered(one))
 
-    def _filtered(self) -> list[Family]:
-        """The families in which there is a table filter."""
+    def _filtered(self, table: str) -> list[Family]:
+        """The families in which there is that table."""
         names = {Family.IP: "ip_tables_names", Family.IP6: "ip6_tables_names"}
         return [
             family
             for family, name in names.items()
-            if FILTER in within(self.name, "cat", f"/proc/net/{name}", code=None).split()
+            if table in within(self.name, "cat", f"/proc/net/{name}", code=None).split()
         ]
 
     def _do(self, rule: Rule, line: str) -> None:
-        self._restore(table(legacy_chain(rule.chain)), [line], [rule.family])
+        self._restore(table(rule.chain), [line], [rule.family])
 
     def _restore(self, where: str, lines: Sequence[str], families: Iterable[Family]) -> None:
         script = "".join(f"{line}\n" for line in (f"*{where}", *lines, "COMMIT"))

@@ -17,6 +17,7 @@ from agent.errors import NoNamespace, Stale
 from agent.reconcile import converge
 from rules.desired import desire
 from rules.model import (
+    POLICED,
     Chain,
     Desired,
     Family,
@@ -357,7 +358,8 @@ def fence(*ranges: str, peers: tuple[str, ...] | None = SOME, end: str = "destin
     }
     rules: set[Rule] = set()
     for family, guest in GUESTS.items():
-        rule = Rule(chain=Chain.FORWARD, family=family, owner="NetworkPolicy/default/web")
+        chain = Chain.FORWARD if end == "destination" else Chain.EGRESS
+        rule = Rule(chain=chain, family=family, owner="NetworkPolicy/default/web")
         guard = replace(rule, **{end: guest})
         rules |= {replace(rule, accepts=True), guard}
         for text in ranges:
@@ -383,7 +385,7 @@ def ranges(*machines: Machine) -> Desired:
 
 
 def filters(arena: Arena) -> list[Live]:
-    return [live for live in look(arena).live if live.rule.chain is Chain.FORWARD]
+    return [live for live in look(arena).live if live.rule.chain in POLICED]
 
 
 def the_guard(arena: Arena) -> Live:

@@ -21,6 +21,7 @@ from agent.reconcile import converge
 from rules.desired import desire
 from rules.fences import Laws, fenced
 from rules.model import (
+    POLICED,
     Chain,
     Desired,
     Family,
@@ -90,13 +91,18 @@ def rule(family: Family = Family.IP, **more: Any) -> Rule:
     return Rule(**{"chain": Chain.FORWARD, "family": family, "owner": POLICY, **more})
 
 
+def chain_of(end: str) -> Chain:
+    return Chain.FORWARD if end == "destination" else Chain.EGRESS
+
+
 def gate(text: str, family: Family = Family.IP, end: str = "destination", **more: Any) -> Rule:
     """`tcp 80-90`, `tcp` for all its ports, or nothing for everything."""
     protocol, _, numbers = text.partition(" ")
     first, _, last = numbers.partition("-")
     ports = PortRange(int(first or 1), int(last or first or 65535)) if protocol else None
     fields = {"accepts": True, end: GUESTS[family], "ports": ports}
-    return rule(family, protocol=Protocol(protocol) if protocol else None, **{**fields, **more})
+    kind = Protocol(protocol) if protocol else None
+    return rule(family, protocol=kind, **{"chain": chain_of(end), **fields, **more})
 
 
 def fence(
@@ -110,7 +116,8 @@ def fence(
     sets: dict[Peers, Members] = {}
     for family in Family:
         name = None if whom is None else peers(family, key)
-        rules |= {rule(family, accepts=True), rule(family, **{end: GUESTS[family]})}
+        plain = rule(family, chain=chain_of(end))
+        rules |= {replace(plain, accepts=True), replace(plain, **{end: GUESTS[family]})}
         rules |= {gate(text, family, end, peers=name) for text in texts}
         if name is not None and texts:
             sets[name] = members(*(whom or ()), family=family)
@@ -144,9 +151,10 @@ def assert_holds(netns: str, desired: Desired) -> None:
 
 
 def assert_guards_come_last(netns: str) -> None:
-    lines = [one.strip() for one in within(netns, "nft", "list", "ruleset").splitlines()]
-    verdicts = [" drop " in one for one in lines if " accept comment" in one or " drop " in one]
-    assert verdicts == sorted(verdicts)
+    for chain in within(netns, "nft", "list", "ruleset").split("\tchain ")[1:]:
+        lines = [one.strip() for one in chain.splitlines()]
+        verdicts = [" drop " in one for one in lines if " accept comment" in one or " drop " in one]
+        assert verdicts == sorted(verdicts)
 
 
 def assert_all_alike(three: Three, desired: Desired) -> None:
@@ -398,7 +406,7 @@ def the(netns: str, **fields: Any) -> Live:
     return next(
         live
         for live in observed(netns).live
-        if live.rule.chain is Chain.FORWARD
+        if live.rule.chain in POLICED
         and all(getattr(live.rule, key) == value for key, value in fields.items())
     )
 
@@ -637,7 +645,7 @@ def test_what_is_enforced_stays_while_it_is_not_known_what_is_allowed(netns: str
         was = set(map(identity, namespace.observe().live))
         converge(netns, Desired(filters_stay=True), namespace)
         now = set(map(identity, namespace.observe().live))
-    assert now == {one for one in was if one[0].chain is Chain.FORWARD}
+    assert now == {one for one in was if one[0].chain in POLICED}
     assert observed(netns).sets == WEB.sets
 
 

@@ -44,13 +44,17 @@ PODS = {Family.of(one): one.ip for one in POD}
 TCP, UDP = Protocol.TCP, Protocol.UDP
 
 
+def chain_of(end: str) -> Chain:
+    return Chain.FORWARD if end == "destination" else Chain.EGRESS
+
+
 def guarded(
     *let: Rule, end: str = "destination", families: tuple[Family, ...] = tuple(Family)
 ) -> Desired:
     """The guests, with nothing let through at one end but by these rules."""
     rules = set(let)
     for family in families:
-        rule = Rule(chain=Chain.FORWARD, family=family, owner=OWNER)
+        rule = Rule(chain=chain_of(end), family=family, owner=OWNER)
         rules |= {replace(rule, accepts=True), replace(rule, **{end: GUESTS[family]})}
     return Desired(rules=frozenset(rules))
 
@@ -66,7 +70,7 @@ def gate(  # noqa: PLR0913 - every option has a default
 ) -> Rule:
     """Ports to or from the guest, for one peer or everybody."""
     rule = Rule(
-        chain=Chain.FORWARD,
+        chain=chain_of(end),
         family=family,
         owner=OWNER,
         protocol=protocol,

@@ -1,5 +1,5 @@
-"""The tables nat and filter of iptables as lists, as far as strategies.py has them, and what it
-takes for filters: places before others, networks, and scripts for both tables."""
+"""The tables of iptables as lists, as far as strategies.py has them, and what it
+takes for filters: places before others, networks, and scripts for several tables."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 from rules.model import Family
 from rules.plan import Plan
-from rules.xtables import PREFIX, Step, steps, table
-from tests.property.strategies import ListedChains, ListedFamilies
+from rules.xtables import CHAINS, PREFIX, Step, steps
+from tests.property.strategies import ListedChains, ListedFamilies, hook_of, placed
 
 FLAGS = {Family.IP: "-4", Family.IP6: "-6"}
 
 
 class LegacyChains(ListedChains):
-    """Both tables of one family; no two chains that matter have the same name."""
+    """All tables of one family."""
 
     def run(self, due: list[Step]) -> None:
         for step, *details in json.loads(json.dumps(due)):
-            getattr(self, f"_{step}")(*details)
+            getattr(self, f"_{step}")(*placed(details))
 
     def _append(self, name: str, rule: dict[str, Any]) -> None:
         super()._append(name, {key: rule[key] for key in rule if key not in ("src", "dst")})
@@ -40,12 +40,13 @@ class LegacyChains(ListedChains):
         for block in blocks:
             first, *lines = block.splitlines()
             for line in lines:
-                flag, command, name, *words = line.split(" ")
-                assert table(name) == first.removeprefix("*")
-                if command == "-I" and name.startswith(PREFIX) and flag == FLAGS[self.family]:
+                flag, command, bare, *words = line.split(" ")
+                name = f"{first.removeprefix('*')} {bare}"
+                assert name in {*CHAINS, *map(hook_of, CHAINS)}
+                if command == "-I" and bare.startswith(PREFIX) and flag == FLAGS[self.family]:
                     self.chains[name].insert(int(words[0]) - 1, " ".join(words[1:]))
                 else:
-                    super().restore(f"*nat\n{line}\nCOMMIT\n")
+                    super().restore(f"{first}\n{line}\nCOMMIT\n")
 
 
 class LegacyFamilies(ListedFamilies):
@@ -57,5 +58,5 @@ class LegacyFamilies(ListedFamilies):
 
 def commits(plan: Plan, family: Family) -> list[tuple[str, list[Step]]]:
     """The steps of each commit, with its table."""
-    found = groupby(steps(plan, family), key=lambda step: table(str(step[1])))
+    found = groupby(steps(plan, family), key=lambda step: str(step[1]))
     return [(name, list(due)) for name, due in found]

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from rules.conflicts import conflicts
 from rules.desired import desire
 from rules.model import (
+    FILTERS,
     FORWARDED,
     Address,
     Chain,
@@ -46,7 +47,7 @@ from rules.ports import HIGHEST, LOWEST, PortRange
 from rules.shapes import FEW, MANY, lookup_of
 from rules.shapes import name as map_name
 from rules.values import replace
-from rules.xtables import PREFIX, Step, script, steps
+from rules.xtables import PREFIX, Step, script, spot, steps
 from rules.xtables import decode as decode_chains
 from tests.unit.samples import BRIDGE, ETH0, LO, link, machine, space
 
@@ -171,7 +172,7 @@ def rules(draw: st.DrawFn) -> Rule:
         interface=draw(st.sampled_from([None, "eth0", "eth1", "k6t-eth0"])),
         source=source,
         destination=destination,
-        to=None if chain is Chain.FORWARD else draw(addresses | st.none()),
+        to=None if chain in FILTERS else draw(addresses | st.none()),
     )
 
 
@@ -340,13 +341,24 @@ def _ports(value: Any) -> PortRange:
 THEIRS = "a rule of somebody else"
 
 
+def hook_of(name: str) -> str:
+    """The kernel's own chain that leads to ours."""
+    return name.replace(PREFIX, "")
+
+
+def placed(details: list[Any]) -> list[Any]:
+    """The details of a step, with its table and chain in one."""
+    return [f"{details[0]} {details[1]}", *details[2:]] if details else []
+
+
 class ListedChains:
-    """The nat table of one family as the worker handles it: places, jumps, and others' rules."""
+    """The tables of one family as the worker handles it: places, jumps, and others' rules. Chains
+    are named with their table, also where they are jumped to."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
         self.chains: dict[str, list[Any]] = {
-            chain.value.upper(): [THEIRS, THEIRS] for chain in Chain
+            hook_of(spot(chain)): [THEIRS, THEIRS] for chain in Chain
         }
         self.count = 0
 
@@ -358,17 +370,19 @@ class ListedChains:
             "drop": self._drop,
         }
         for step, *details in json.loads(json.dumps(due)):
-            take[step](*details)
+            take[step](*placed(details))
 
     def restore(self, text: str) -> None:
         """What iptables-restore --noflush does with a script; a rule is the words that made it."""
         first, *lines, last = text.splitlines()
-        assert (first, last) == ("*nat", "COMMIT")
+        assert last == "COMMIT"
         for line in lines:
-            flag, command, name, *words = line.split(" ")
+            flag, command, bare, *words = line.split(" ")
+            name = f"{first.removeprefix('*')} {bare}"
             if flag != {Family.IP: "-4", Family.IP6: "-6"}[self.family]:
                 continue
-            rule = words[-1] if words[-1:] and words[-1].startswith(PREFIX) else " ".join(words)
+            jumps = words[-1:] and words[-1].startswith(PREFIX)
+            rule = f"{first.removeprefix('*')} {words[-1]}" if jumps else " ".join(words)
             if command == "-N":
                 assert name not in self.chains
                 self.chains[name] = []
@@ -388,9 +402,10 @@ class ListedChains:
                 self._make_away_with(name)
 
     def _ensure(self, name: str, built_in: str) -> None:
+        assert hook_of(name).endswith(f" {built_in}")
         self.chains.setdefault(name, [])
-        if name not in self.chains[built_in]:
-            self.chains[built_in].insert(0, name)
+        if name not in self.chains[hook_of(name)]:
+            self.chains[hook_of(name)].insert(0, name)
 
     def _delete(self, name: str, place: int) -> None:
         assert self.chains[name][place] != THEIRS
@@ -407,7 +422,7 @@ class ListedChains:
         return 32 if self.family is Family.IP else 128
 
     def _drop(self) -> None:
-        ours = [name for name in self.chains if name.startswith(PREFIX)]
+        ours = [name for name in self.chains if PREFIX in name]
         for rules in self.chains.values():
             rules[:] = [rule for rule in rules if rule not in ours]
         for name in ours:
@@ -419,11 +434,11 @@ class ListedChains:
         assert self.chains.pop(name) == []
 
     def listing(self) -> dict[str, Any]:
-        ours = {name: rules for name, rules in self.chains.items() if name.startswith(PREFIX)}
+        ours = {name: rules for name, rules in self.chains.items() if PREFIX in name}
         jumps = {
             name: [place for place, rule in enumerate(rules) if rule == name]
             for name in ours
-            for rules in [self.chains[name.removeprefix(PREFIX)]]
+            for rules in [self.chains[hook_of(name)]]
             if name in rules
         }
         plain = [[{**rule, "counters": ()} for rule in rules] for rules in ours.values()]

@@ -19,6 +19,7 @@ from rules.fences import Laws, fenced
 from rules.flows import forbidden
 from rules.model import (
     NUMBERS,
+    POLICED,
     Address,
     Chain,
     Desired,
@@ -125,7 +126,7 @@ def wanted(world: World, pod: Pod, policies: Sequence[NetworkPolicy] | None = No
 
 
 def filters(desired: Desired) -> list[Rule]:
-    return [rule for rule in desired.rules if rule.chain is Chain.FORWARD]
+    return [rule for rule in desired.rules if rule.chain in POLICED]
 
 
 def guest_of(peer: Address) -> Address:
@@ -323,9 +324,11 @@ def gates(draw: st.DrawFn) -> Rule:
         chain=Chain.FORWARD, family=family, owner=draw(st.sampled_from(["a", "b", "ü" * 60]))
     )
     if draw(st.integers(0, 5)) == 0:
-        return replace(plain, accepts=True)
+        return replace(plain, accepts=True, chain=draw(st.sampled_from([*POLICED])))
     end = draw(st.sampled_from(["source", "destination"]))
     plain = replace(plain, **{end: draw(st.sampled_from(ADDRESSES[family][1:]))})
+    if end == "source" and draw(st.integers(0, 3)):  # else as of the release before both had one
+        plain = replace(plain, chain=Chain.EGRESS)
     if draw(st.integers(0, 2)) == 0:
         return plain
     protocol = draw(st.none() | st.sampled_from(Protocol))
@@ -340,7 +343,7 @@ def gates(draw: st.DrawFn) -> Rule:
 
 @st.composite
 def arbitrary(draw: st.DrawFn) -> Desired:
-    others = any_rules().filter(lambda one: one.chain is not Chain.FORWARD)
+    others = any_rules().filter(lambda one: one.chain not in POLICED)
     rules = draw(st.frozensets(gates(), max_size=10)) | draw(st.frozensets(others, max_size=3))
     named = sorted({rule.peers for rule in rules if rule.peers}, key=str)
     return Desired(rules=rules, sets={peers: draw(sets(peers)) for peers in named})
@@ -421,7 +424,7 @@ def test_filters_stay_where_it_is_not_known_what_is_allowed(before: Desired, har
     table = written(before)
     if harm and table.entries:
         table.entries.append({"chain": {"name": "extra"}})
-    there = {rule for rule in before.rules if rule.chain is Chain.FORWARD}
+    there = {rule for rule in before.rules if rule.chain in POLICED}
     table.run(encode(diff("vm", Desired(filters_stay=True), seen(table))))
     now = seen(table)
     assert {live.rule for live in now.live} == there

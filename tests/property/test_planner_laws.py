@@ -451,7 +451,7 @@ def rules_of(owners: str, most: int) -> st.SearchStrategy[frozenset[Rule]]:
             **content, family=Family.IP, ports=ends and PortRange(*sorted(ends))
         ),
         st.none() | st.tuples(st.integers(1, 9), st.integers(1, 9)),
-        chain=st.sampled_from([Chain.PREROUTING, Chain.FORWARD]),
+        chain=st.sampled_from([Chain.PREROUTING, Chain.FORWARD, Chain.EGRESS]),
         owner=st.sampled_from(owners),
         protocol=st.sampled_from([None, Protocol.TCP, Protocol.UDP]),
         source=st.sampled_from([None, None, GUEST]),
@@ -464,7 +464,7 @@ def rules_of(owners: str, most: int) -> st.SearchStrategy[frozenset[Rule]]:
 def is_in_the_way(wanted: Rule, rule: Rule) -> bool:
     """Whether one that is wanted tells that another is not: by its owner, or by its packets. What
     lets pass is of policies, which may be for others too."""
-    filters = rule.chain is Chain.FORWARD
+    filters = rule.chain in (Chain.FORWARD, Chain.EGRESS)
     if wanted.owner == rule.owner and not (filters and rule.accepts and not rule.resumes):
         return True
     return (

@@ -10,6 +10,7 @@ import pytest
 from rules.desired import LABEL_BYTES, desire
 from rules.fences import Laws, fenced, idle, unprotected
 from rules.model import (
+    POLICED,
     Chain,
     Desired,
     Family,
@@ -407,7 +408,7 @@ def test_many_policies_of_long_names_fit_into_a_comment() -> None:
 
 def filters(*policies: NetworkPolicy, pods: tuple[Pod, ...] = ()) -> list[Rule]:
     made = desire([one(vm(), laws(*policies, pods=pods))], POD)
-    return [rule for rule in made.rules if rule.chain is Chain.FORWARD]
+    return [rule for rule in made.rules if rule.chain in POLICED]
 
 
 def test_owners_of_rules_are_the_policies_and_of_guards_the_machine() -> None:
@@ -423,16 +424,19 @@ def test_a_fence_is_four_kinds_of_rules_in_each_family() -> None:
     found = filters(policy(FRIENDS + ", egress: [{ports: [{protocol: UDP}]}]"))
     for family, guest in ((Family.IP, V4), (Family.IP6, V6)):
         here = {rule for rule in found if rule.family is family}
-        plain = Rule(chain=Chain.FORWARD, family=family, owner=vm().owner)
-        gate = replace(plain, owner="NetworkPolicy/shop/p", accepts=True)
+        hears = Rule(chain=Chain.FORWARD, family=family, owner=vm().owner)
+        says = replace(hears, chain=Chain.EGRESS)
+        granted = {"owner": "NetworkPolicy/shop/p", "accepts": True}
         (peers,) = {rule.peers for rule in here if rule.peers}
+        to_web = {"destination": guest, "protocol": TCP, "ports": ports("80"), "peers": peers}
         assert here == {
-            replace(plain, accepts=True),
-            replace(plain, destination=guest),
-            replace(plain, source=guest),
-            replace(plain, interface="k6t-eth0"),
-            replace(gate, destination=guest, protocol=TCP, ports=ports("80"), peers=peers),
-            replace(gate, source=guest, protocol=UDP, ports=ALL_PORTS),
+            replace(hears, accepts=True),
+            replace(hears, destination=guest),
+            replace(hears, **to_web, **granted),
+            replace(says, accepts=True),
+            replace(says, source=guest),
+            replace(says, interface="k6t-eth0"),
+            replace(says, source=guest, protocol=UDP, ports=ALL_PORTS, **granted),
         }
 
 
@@ -461,7 +465,7 @@ def test_two_machines_of_one_namespace_share_what_is_said_of_both() -> None:
     both = fenced([machine, other], laws(policy(FRIENDS), pods=(pod("10.1.0.1", app="web"),)), {})
     made = desire(both, POD)
     assert len(made.sets) == 2
-    assert sum(rule.guards and rule.chain is Chain.FORWARD for rule in made.rules) == 4
+    assert sum(rule.guards and rule.chain in POLICED for rule in made.rules) == 4
 
 
 def test_it_is_said_whose_word_a_machine_is_held_to() -> None:

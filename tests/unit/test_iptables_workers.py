@@ -327,7 +327,7 @@ def test_a_plan_for_what_is_no_longer_so_changes_neither_family(
     chains = Iptables(7, lists)
     chains.commit(planned(chains, forward(), V6))
     plan = planned(chains, forward("tcp 22-23"), forward("tcp 22-23", to="fd10:0:2::2"))
-    lists.tables[family].chains["PORTRANGER-PREROUTING"].insert(
+    lists.tables[family].chains["nat PORTRANGER-PREROUTING"].insert(
         0, {"target": "RETURN", "counters": [0, 0]}
     )
     before = [list(rules) for rules in lists.tables.lists()]
@@ -337,7 +337,9 @@ def test_a_plan_for_what_is_no_longer_so_changes_neither_family(
 
 
 @pytest.mark.parametrize(
-    "old", [Live(egress(), 0), Foreign("ip PORTRANGER-OUTPUT", 0, "accept")], ids=["ours", "theirs"]
+    "old",
+    [Live(egress(), 0), Foreign("ip nat PORTRANGER-OUTPUT", 0, "accept")],
+    ids=["ours", "theirs"],
 )
 def test_a_plan_for_what_was_never_seen_is_stale(lists: Lists, old: Live | Foreign) -> None:
     chains = Iptables(7, lists)

@@ -29,7 +29,7 @@ from agent.sources.meaning import Meaning
 from agent.sources.store import Store
 from agent.status import Standing, State, Status
 from rules.fences import Laws, fenced
-from rules.model import NODE, Chain, Foreign, Machine, Observed, Rule, Surroundings
+from rules.model import NODE, POLICED, Foreign, Machine, Observed, Rule, Surroundings
 from rules.node_ports import Bands
 from rules.plan import Plan
 from rules.ports import PortRange
@@ -148,7 +148,7 @@ class House:
 
     def filters(self, netns: str) -> list[Rule]:
         rules = (live.rule for live in self[netns].held.live)
-        return [rule for rule in rules if rule.chain is Chain.FORWARD]
+        return [rule for rule in rules if rule.chain in POLICED]
 
     def members(self, netns: str) -> list[str]:
         """Of all sets there."""

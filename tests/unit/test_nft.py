@@ -43,7 +43,8 @@ PREROUTING = base_chain("prerouting", -101)
 OUTPUT = base_chain("output", -101)
 POSTROUTING = base_chain("postrouting", 99)
 FORWARD = base_chain("forward", -1, type="filter")
-CHAINS = [PREROUTING, OUTPUT, POSTROUTING, FORWARD]
+EGRESS = base_chain("forward-egress", -2, type="filter", hook="forward")
+CHAINS = [PREROUTING, OUTPUT, POSTROUTING, EGRESS, FORWARD]
 
 
 def link(name: str) -> Json:

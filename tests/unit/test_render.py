@@ -84,14 +84,14 @@ def test_a_rule_reads(rule: Rule, words: str) -> None:
     [
         pytest.param(
             RESUMING,
-            "what belongs to open flows | -> accept",
-            {"action": "accept"},
+            "what belongs to open flows (ingress) | -> accept",
+            {"action": "accept", "direction": "ingress"},
             id="what belongs to open flows",
         ),
         pytest.param(
             GUARD,
             "everything to 10.0.2.2 from anybody | -> drop",
-            {"action": "drop", "destination": "10.0.2.2"},
+            {"action": "drop", "direction": "ingress", "destination": "10.0.2.2"},
             id="a guard",
         ),
         pytest.param(
@@ -99,6 +99,7 @@ def test_a_rule_reads(rule: Rule, words: str) -> None:
             "tcp 80-90 to 10.0.2.2 from peers-ip-aa | -> accept",
             {
                 "action": "accept",
+                "direction": "ingress",
                 "destination": "10.0.2.2",
                 "protocol": "tcp",
                 "ports": "80-90",
@@ -107,9 +108,15 @@ def test_a_rule_reads(rule: Rule, words: str) -> None:
             id="a gate",
         ),
         pytest.param(
-            replace(GATE, destination=None, source=GUEST, peers=None),
+            replace(GATE, chain=Chain.EGRESS, destination=None, source=GUEST, peers=None),
             "tcp 80-90 from 10.0.2.2 to anybody | -> accept",
-            {"action": "accept", "source": "10.0.2.2", "protocol": "tcp", "ports": "80-90"},
+            {
+                "action": "accept",
+                "direction": "egress",
+                "source": "10.0.2.2",
+                "protocol": "tcp",
+                "ports": "80-90",
+            },
             id="a gate for what leaves",
         ),
         pytest.param(
@@ -117,6 +124,7 @@ def test_a_rule_reads(rule: Rule, words: str) -> None:
             "tcp 80-90 to 10.0.2.2 from 10.1.0.0/16 | -> accept",
             {
                 "action": "accept",
+                "direction": "ingress",
                 "destination": "10.0.2.2",
                 "protocol": "tcp",
                 "ports": "80-90",

@@ -51,8 +51,8 @@ def test_nftables_gives_back_what_it_was_given(rule: Rule) -> None:
 def test_iptables_gives_back_what_it_was_given(rule: Rule) -> None:
     fields = {**xtables.encode(rule), "counters": (1, 2)}
     listing = {
-        "chains": {"PORTRANGER-PREROUTING": [fields]},
-        "jumps": {"PORTRANGER-PREROUTING": [0]},
+        "chains": {"nat PORTRANGER-PREROUTING": [fields]},
+        "jumps": {"nat PORTRANGER-PREROUTING": [0]},
     }
     observed = xtables.decode({rule.family: listing})
     assert [live.rule for live in observed.live] == [rule]

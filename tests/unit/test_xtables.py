@@ -12,6 +12,7 @@ from rules.plan import Plan, Table, diff
 from rules.values import replace
 from rules.xtables import (
     FILTER,
+    MANGLE,
     NAT,
     Json,
     built_in,
@@ -19,6 +20,7 @@ from rules.xtables import (
     encode,
     name,
     script,
+    spot,
     statement,
     steps,
     table,
@@ -28,8 +30,8 @@ from tests.property.strategies import THEIRS
 from tests.unit.samples import OWNER, answerable, egress, forward, from_inside
 
 V6 = "fd10:0:2::2"
-PREROUTING = "PORTRANGER-PREROUTING"
-FORWARD = "PORTRANGER-FORWARD"
+PREROUTING, PORTRANGER_PREROUTING = "nat PORTRANGER-PREROUTING", "PORTRANGER-PREROUTING"
+FORWARD, PORTRANGER_FORWARD = "filter PORTRANGER-FORWARD", "PORTRANGER-FORWARD"
 JUMP = "-m comment --comment portranger -j"
 RETURN: Json = {"target": "RETURN", "counters": [0, 0]}
 
@@ -254,7 +256,7 @@ def listed_ends(fields: Json) -> list[tuple[str, str]]:
 
 def observed(family: Family, chain: Chain, *rules: Json, jumps: int = 1) -> Observed:
     """What is seen where our one chain holds these rules."""
-    listing = {"chains": {name(chain): list(rules)}, "jumps": {name(chain): list(range(jumps))}}
+    listing = {"chains": {spot(chain): list(rules)}, "jumps": {spot(chain): list(range(jumps))}}
     nothing: Json = {"chains": {}, "jumps": {}}
     other = Family.IP if family is Family.IP6 else Family.IP6
     return decode({family: listing, other: nothing})
@@ -323,7 +325,7 @@ def test_what_we_could_not_have_written_is_foreign(fields: Json) -> None:
     seen = observed(Family.IP, Chain.PREROUTING, fields)
     assert seen.live == ()
     (foreign,) = seen.foreign
-    assert (foreign.chain, foreign.handle) == ("ip PORTRANGER-PREROUTING", 0)
+    assert (foreign.chain, foreign.handle) == ("ip nat PORTRANGER-PREROUTING", 0)
     assert foreign.text
 
 
@@ -381,7 +383,7 @@ def test_a_foreign_rule_is_told_by_what_is_in_it() -> None:
 
 
 def test_a_chain_with_our_prefix_that_is_not_ours_is_passed_over() -> None:
-    listing = {"chains": {"PORTRANGER-ELSEWHERE": [RETURN]}, "jumps": {}}
+    listing = {"chains": {"nat PORTRANGER-ELSEWHERE": [RETURN]}, "jumps": {}}
     assert decode({Family.IP: listing, Family.IP6: listing}) == Observed()
 
 
@@ -394,23 +396,22 @@ def test_chains_are_named_for_the_place_they_hang_at() -> None:
         ("PORTRANGER-OUTPUT", "OUTPUT"),
         ("PORTRANGER-POSTROUTING", "POSTROUTING"),
         ("PORTRANGER-FORWARD", "FORWARD"),
+        ("PORTRANGER-FORWARD", "FORWARD"),
     ]
-    tables = {table(text) for chain in list(Chain)[:3] for text in (name(chain), built_in(chain))}
-    assert tables == {NAT}
-    assert [table(text) for text in (FORWARD, "FORWARD")] == [FILTER, FILTER]
+    assert [table(chain) for chain in Chain] == [NAT, NAT, NAT, MANGLE, FILTER]
 
 
 def test_a_first_plan_makes_chains_then_rules_in_each_family_that_has_some() -> None:
     plan = diff("blue", want(forward(), egress(), forward(to=V6)), Observed())
     assert steps(plan, Family.IP) == [
-        ["ensure", PREROUTING, "PREROUTING"],
-        ["ensure", "PORTRANGER-POSTROUTING", "POSTROUTING"],
-        ["append", PREROUTING, encode(forward())],
-        ["append", "PORTRANGER-POSTROUTING", encode(egress())],
+        ["ensure", "nat", PORTRANGER_PREROUTING, "PREROUTING"],
+        ["ensure", "nat", "PORTRANGER-POSTROUTING", "POSTROUTING"],
+        ["append", "nat", PORTRANGER_PREROUTING, encode(forward())],
+        ["append", "nat", "PORTRANGER-POSTROUTING", encode(egress())],
     ]
     assert steps(plan, Family.IP6) == [
-        ["ensure", PREROUTING, "PREROUTING"],
-        ["append", PREROUTING, encode(forward(to=V6))],
+        ["ensure", "nat", PORTRANGER_PREROUTING, "PREROUTING"],
+        ["append", "nat", PORTRANGER_PREROUTING, encode(forward(to=V6))],
     ]
 
 
@@ -427,11 +428,11 @@ def test_a_change_deletes_from_the_last_place_on_before_it_appends() -> None:
     table = holding(forward("tcp 1"), forward("tcp 5"), forward("tcp 9"), egress())
     plan = planned(table, forward("tcp 5-6"), egress())
     assert steps(plan, Family.IP) == [
-        ["delete", PREROUTING, 2],
-        ["delete", PREROUTING, 1],
-        ["delete", PREROUTING, 0],
-        ["ensure", PREROUTING, "PREROUTING"],
-        ["append", PREROUTING, encode(forward("tcp 5-6"))],
+        ["delete", "nat", PORTRANGER_PREROUTING, 2],
+        ["delete", "nat", PORTRANGER_PREROUTING, 1],
+        ["delete", "nat", PORTRANGER_PREROUTING, 0],
+        ["ensure", "nat", PORTRANGER_PREROUTING, "PREROUTING"],
+        ["append", "nat", PORTRANGER_PREROUTING, encode(forward("tcp 5-6"))],
     ]
     assert settled(table, forward("tcp 5-6"), egress())
 
@@ -442,33 +443,33 @@ def test_nothing_wanted_drops_everything_of_ours_and_nothing_else() -> None:
     assert plan.table is Table.DELETE
     assert [steps(plan, family) for family in Family] == [[["drop"]], [["drop"]]]
     table.commit(plan)
-    assert table.lists() == [[THEIRS, THEIRS]] * 8
+    assert table.lists() == [[THEIRS, THEIRS]] * 2 * len(Chain)
     assert table.observed() == Observed()
 
 
 def test_a_second_jump_is_removed_and_the_first_stays() -> None:
     table = holding(forward())
-    table[Family.IP].chains["PREROUTING"].append(PREROUTING)
+    table[Family.IP].chains["nat PREROUTING"].append(PREROUTING)
     seen = table.observed()
-    assert seen.foreign == (Foreign("ip PREROUTING", 3, "a second jump to our chain"),)
+    assert seen.foreign == (Foreign("ip nat PREROUTING", 3, "a second jump to our chain"),)
     assert settled(table, forward())
-    assert table[Family.IP].chains["PREROUTING"] == [PREROUTING, THEIRS, THEIRS]
+    assert table[Family.IP].chains["nat PREROUTING"] == [PREROUTING, THEIRS, THEIRS]
 
 
 def test_a_jump_that_is_missing_is_put_back_in_its_family_alone() -> None:
     table = holding(forward(), forward(to=V6))
-    table[Family.IP].chains["PREROUTING"].remove(PREROUTING)
+    table[Family.IP].chains["nat PREROUTING"].remove(PREROUTING)
     plan = planned(table, forward(), forward(to=V6))
     assert (plan.chains, plan.add, plan.remove) == ((Chain.PREROUTING,), (), ())
     assert not plan.same_rules
     assert settled(table, forward(), forward(to=V6))
     for family in Family:
-        assert table[family].chains["PREROUTING"] == [PREROUTING, THEIRS, THEIRS]
+        assert table[family].chains["nat PREROUTING"] == [PREROUTING, THEIRS, THEIRS]
 
 
 def test_a_jump_put_back_beside_a_removal_moves_no_place() -> None:
     table = holding(forward("tcp 1"), forward("tcp 5"))
-    table[Family.IP].chains["PREROUTING"].remove(PREROUTING)
+    table[Family.IP].chains["nat PREROUTING"].remove(PREROUTING)
     table[Family.IP].chains[PREROUTING].insert(0, dict(RETURN))
     assert settled(table, forward("tcp 5"))
     assert [live.rule for live in table.observed().live] == [forward("tcp 5")]
@@ -477,17 +478,17 @@ def test_a_jump_put_back_beside_a_removal_moves_no_place() -> None:
 def test_an_empty_chain_that_nothing_leads_to_is_no_difference() -> None:
     table = holding(forward(), forward(to=V6))
     assert settled(table, forward())  # which leaves the chain of IPv6 empty
-    table[Family.IP6].chains["PREROUTING"].remove(PREROUTING)
+    table[Family.IP6].chains["nat PREROUTING"].remove(PREROUTING)
     assert planned(table, forward()).empty
     assert settled(table, forward(), forward(to=V6))
     assert settled(table)
-    assert table.lists() == [[THEIRS, THEIRS]] * 8
+    assert table.lists() == [[THEIRS, THEIRS]] * 2 * len(Chain)
 
 
 def test_empty_chains_alone_are_ours_to_remove() -> None:
     table = holding(forward())
     table[Family.IP].chains[PREROUTING].clear()
-    table[Family.IP].chains["PREROUTING"].remove(PREROUTING)
+    table[Family.IP].chains["nat PREROUTING"].remove(PREROUTING)
     observed = table.observed()
     assert (observed.table, observed.live, observed.chains) == (True, (), frozenset())
     assert settled(table)
@@ -497,18 +498,21 @@ def test_what_a_pending_machine_has_stays_in_its_place() -> None:
     table = holding(forward(), egress(owner="another"))
     desired = Desired(kept=frozenset({forward()}))
     plan = diff("blue", desired, table.observed())
-    assert steps(plan, Family.IP) == [["delete", "PORTRANGER-POSTROUTING", 0]]
+    assert steps(plan, Family.IP) == [["delete", "nat", "PORTRANGER-POSTROUTING", 0]]
 
 
 # -------------------------------------------------------------------------------------- filters
 
 CLOSING = [
-    ["ensure", FORWARD, "FORWARD"],
-    ["append", FORWARD, encode(RESUMING)],
-    ["append", FORWARD, encode(GUARD)],
+    ["ensure", "filter", PORTRANGER_FORWARD, "FORWARD"],
+    ["append", "filter", PORTRANGER_FORWARD, encode(RESUMING)],
+    ["append", "filter", PORTRANGER_FORWARD, encode(GUARD)],
 ]
-TRANSLATING = [["ensure", PREROUTING, "PREROUTING"], ["append", PREROUTING, encode(forward())]]
-OPENING = [["insert", FORWARD, 1, encode(INTO)]]
+TRANSLATING = [
+    ["ensure", "nat", PORTRANGER_PREROUTING, "PREROUTING"],
+    ["append", "nat", PORTRANGER_PREROUTING, encode(forward())],
+]
+OPENING = [["insert", "filter", PORTRANGER_FORWARD, 1, encode(INTO)]]
 
 
 def test_filters_close_before_translations_come_and_open_behind_them() -> None:
@@ -526,9 +530,15 @@ def test_translations_go_before_the_guards_in_front_of_what_they_lead_to() -> No
     table = holding(INTO, GUARD, RESUMING, forward(), egress())
     plan = planned(table, egress())
     assert commits(plan, Family.IP) == [
-        (FILTER, [["delete", FORWARD, 1]]),
-        (NAT, [["delete", PREROUTING, 0]]),
-        (FILTER, [["delete", FORWARD, 1], ["delete", FORWARD, 0]]),
+        (FILTER, [["delete", "filter", PORTRANGER_FORWARD, 1]]),
+        (NAT, [["delete", "nat", PORTRANGER_PREROUTING, 0]]),
+        (
+            FILTER,
+            [
+                ["delete", "filter", PORTRANGER_FORWARD, 1],
+                ["delete", "filter", PORTRANGER_FORWARD, 0],
+            ],
+        ),
     ]
     assert settled(table, egress())
     assert table[Family.IP].chains[FORWARD] == []
@@ -539,7 +549,13 @@ def test_a_range_that_is_let_in_comes_before_guards_that_stay() -> None:
     table = holding(INTO, GUARD, RESUMING)
     before = {live.rule: live.packets for live in table.observed().live}
     assert commits(planned(table, INTO, more, GUARD, RESUMING), Family.IP) == [
-        (FILTER, [["ensure", FORWARD, "FORWARD"], ["insert", FORWARD, 2, encode(more)]])
+        (
+            FILTER,
+            [
+                ["ensure", "filter", PORTRANGER_FORWARD, "FORWARD"],
+                ["insert", "filter", PORTRANGER_FORWARD, 2, encode(more)],
+            ],
+        )
     ]
     assert settled(table, INTO, more, GUARD, RESUMING)
     after = {live.rule: live.packets for live in table.observed().live}
@@ -578,21 +594,24 @@ def test_strangers_in_our_chain_of_filters_go_before_anything_opens() -> None:
     table = holding(INTO, GUARD, RESUMING, forward())
     row = table[Family.IP].chains[FORWARD]
     row.insert(1, {"target": "ACCEPT", "counters": [0, 0]})
-    table[Family.IP].chains["FORWARD"].append(FORWARD)
+    table[Family.IP].chains["filter FORWARD"].append(FORWARD)
     plan = planned(table, INTO, GUARD, RESUMING, forward("tcp 23"))
     assert commits(plan, Family.IP)[0] == (
         FILTER,
-        [["delete", "FORWARD", 3], ["delete", FORWARD, 1]],
+        [["delete", "filter", "FORWARD", 3], ["delete", "filter", PORTRANGER_FORWARD, 1]],
     )
     assert settled(table, INTO, GUARD, RESUMING, forward("tcp 23"))
-    assert table[Family.IP].chains["FORWARD"] == [FORWARD, THEIRS, THEIRS]
+    assert table[Family.IP].chains["filter FORWARD"] == [FORWARD, THEIRS, THEIRS]
 
 
 def test_a_jump_to_filters_that_is_missing_is_put_back_first() -> None:
     table = holding(INTO, GUARD, RESUMING, forward())
-    table[Family.IP].chains["FORWARD"].remove(FORWARD)
+    table[Family.IP].chains["filter FORWARD"].remove(FORWARD)
     plan = planned(table, INTO, GUARD, RESUMING, forward("tcp 23"))
-    assert commits(plan, Family.IP)[0] == (FILTER, [["ensure", FORWARD, "FORWARD"]])
+    assert commits(plan, Family.IP)[0] == (
+        FILTER,
+        [["ensure", "filter", PORTRANGER_FORWARD, "FORWARD"]],
+    )
     assert settled(table, INTO, GUARD, RESUMING, forward("tcp 23"))
 
 
@@ -607,20 +626,20 @@ def test_a_script_has_a_block_for_each_commit() -> None:
     plan = diff("blue", want(INTO, GUARD, forward(), filtered(into=V6, accepts=False)), Observed())
     assert script(plan).splitlines() == [
         "*filter",
-        f"-4 -N {FORWARD}",
-        f"-4 -I FORWARD {JUMP} {FORWARD}",
-        f"-4 -A {FORWARD} {statement(GUARD)}",
-        f"-6 -N {FORWARD}",
-        f"-6 -I FORWARD {JUMP} {FORWARD}",
-        f"-6 -A {FORWARD} {statement(filtered(into=V6, accepts=False))}",
+        f"-4 -N {PORTRANGER_FORWARD}",
+        f"-4 -I FORWARD {JUMP} {PORTRANGER_FORWARD}",
+        f"-4 -A {PORTRANGER_FORWARD} {statement(GUARD)}",
+        f"-6 -N {PORTRANGER_FORWARD}",
+        f"-6 -I FORWARD {JUMP} {PORTRANGER_FORWARD}",
+        f"-6 -A {PORTRANGER_FORWARD} {statement(filtered(into=V6, accepts=False))}",
         "COMMIT",
         "*nat",
-        f"-4 -N {PREROUTING}",
-        f"-4 -I PREROUTING {JUMP} {PREROUTING}",
-        f"-4 -A {PREROUTING} {statement(forward())}",
+        f"-4 -N {PORTRANGER_PREROUTING}",
+        f"-4 -I PREROUTING {JUMP} {PORTRANGER_PREROUTING}",
+        f"-4 -A {PORTRANGER_PREROUTING} {statement(forward())}",
         "COMMIT",
         "*filter",
-        f"-4 -I {FORWARD} 1 {statement(INTO)}",
+        f"-4 -I {PORTRANGER_FORWARD} 1 {statement(INTO)}",
         "COMMIT",
     ]
 
@@ -630,9 +649,9 @@ def test_a_script_for_filters_alone_has_one_block() -> None:
     more = filtered("tcp 443", into="10.0.2.2")
     assert script(planned(table, more, GUARD, RESUMING, forward())).splitlines() == [
         "*filter",
-        f"-4 -D {FORWARD} 1",
-        f"-4 -I {FORWARD} 1 {statement(RESUMING)}",
-        f"-4 -I {FORWARD} 2 {statement(more)}",
+        f"-4 -D {PORTRANGER_FORWARD} 1",
+        f"-4 -I {PORTRANGER_FORWARD} 1 {statement(RESUMING)}",
+        f"-4 -I {PORTRANGER_FORWARD} 2 {statement(more)}",
         "COMMIT",
     ]
 
@@ -641,14 +660,14 @@ def test_a_script_that_removes_everything_begins_with_translations() -> None:
     plan = planned(holding(GUARD, forward()))
     assert script(plan).splitlines() == [
         "*nat",
-        f"-4 -D PREROUTING {JUMP} {PREROUTING}",
-        f"-4 -F {PREROUTING}",
-        f"-4 -X {PREROUTING}",
+        f"-4 -D PREROUTING {JUMP} {PORTRANGER_PREROUTING}",
+        f"-4 -F {PORTRANGER_PREROUTING}",
+        f"-4 -X {PORTRANGER_PREROUTING}",
         "COMMIT",
         "*filter",
-        f"-4 -D FORWARD {JUMP} {FORWARD}",
-        f"-4 -F {FORWARD}",
-        f"-4 -X {FORWARD}",
+        f"-4 -D FORWARD {JUMP} {PORTRANGER_FORWARD}",
+        f"-4 -F {PORTRANGER_FORWARD}",
+        f"-4 -X {PORTRANGER_FORWARD}",
         "COMMIT",
     ]
 
@@ -660,12 +679,12 @@ def test_a_script_serves_both_families() -> None:
     plan = diff("blue", want(forward(), forward(to=V6)), Observed())
     assert script(plan).splitlines() == [
         "*nat",
-        f"-4 -N {PREROUTING}",
-        f"-4 -I PREROUTING {JUMP} {PREROUTING}",
-        f"-4 -A {PREROUTING} {statement(forward())}",
-        f"-6 -N {PREROUTING}",
-        f"-6 -I PREROUTING {JUMP} {PREROUTING}",
-        f"-6 -A {PREROUTING} {statement(forward(to=V6))}",
+        f"-4 -N {PORTRANGER_PREROUTING}",
+        f"-4 -I PREROUTING {JUMP} {PORTRANGER_PREROUTING}",
+        f"-4 -A {PORTRANGER_PREROUTING} {statement(forward())}",
+        f"-6 -N {PORTRANGER_PREROUTING}",
+        f"-6 -I PREROUTING {JUMP} {PORTRANGER_PREROUTING}",
+        f"-6 -A {PORTRANGER_PREROUTING} {statement(forward(to=V6))}",
         "COMMIT",
     ]
 
@@ -675,19 +694,19 @@ def test_a_script_counts_places_from_one() -> None:
     plan = planned(table, forward("tcp 5-6"), forward("tcp 9"))
     assert script(plan).splitlines() == [
         "*nat",
-        f"-4 -D {PREROUTING} 2",
-        f"-4 -D {PREROUTING} 1",
-        f"-4 -A {PREROUTING} {statement(forward('tcp 5-6'))}",
+        f"-4 -D {PORTRANGER_PREROUTING} 2",
+        f"-4 -D {PORTRANGER_PREROUTING} 1",
+        f"-4 -A {PORTRANGER_PREROUTING} {statement(forward('tcp 5-6'))}",
         "COMMIT",
     ]
 
 
 def test_a_script_puts_a_missing_jump_back() -> None:
     table = holding(forward())
-    table[Family.IP].chains["PREROUTING"].remove(PREROUTING)
+    table[Family.IP].chains["nat PREROUTING"].remove(PREROUTING)
     assert script(planned(table, forward())).splitlines() == [
         "*nat",
-        f"-4 -I PREROUTING {JUMP} {PREROUTING}",
+        f"-4 -I PREROUTING {JUMP} {PORTRANGER_PREROUTING}",
         "COMMIT",
     ]
 
@@ -697,32 +716,32 @@ def test_a_script_makes_no_chain_that_a_foreign_rule_stands_in() -> None:
     table[Family.IP].chains[PREROUTING][:] = [dict(RETURN)]
     assert script(planned(table, forward())).splitlines() == [
         "*nat",
-        f"-4 -D {PREROUTING} 1",
-        f"-4 -A {PREROUTING} {statement(forward())}",
+        f"-4 -D {PORTRANGER_PREROUTING} 1",
+        f"-4 -A {PORTRANGER_PREROUTING} {statement(forward())}",
         "COMMIT",
     ]
 
 
 def test_a_script_that_removes_everything_leaves_no_jump_and_no_chain() -> None:
     table = holding(forward(), egress(), forward(to=V6))
-    table[Family.IP].chains["PREROUTING"].append(PREROUTING)
+    table[Family.IP].chains["nat PREROUTING"].append(PREROUTING)
     plan = planned(table)
     assert script(plan).splitlines() == [
         "*nat",
         "-4 -D PREROUTING 4",
-        f"-4 -D PREROUTING {JUMP} {PREROUTING}",
-        f"-4 -F {PREROUTING}",
-        f"-4 -X {PREROUTING}",
+        f"-4 -D PREROUTING {JUMP} {PORTRANGER_PREROUTING}",
+        f"-4 -F {PORTRANGER_PREROUTING}",
+        f"-4 -X {PORTRANGER_PREROUTING}",
         f"-4 -D POSTROUTING {JUMP} PORTRANGER-POSTROUTING",
         "-4 -F PORTRANGER-POSTROUTING",
         "-4 -X PORTRANGER-POSTROUTING",
-        f"-6 -D PREROUTING {JUMP} {PREROUTING}",
-        f"-6 -F {PREROUTING}",
-        f"-6 -X {PREROUTING}",
+        f"-6 -D PREROUTING {JUMP} {PORTRANGER_PREROUTING}",
+        f"-6 -F {PORTRANGER_PREROUTING}",
+        f"-6 -X {PORTRANGER_PREROUTING}",
         "COMMIT",
     ]
     table.restore(plan)
-    assert table.lists() == [[THEIRS, THEIRS]] * 8
+    assert table.lists() == [[THEIRS, THEIRS]] * 2 * len(Chain)
 
 
 def test_nothing_to_do_is_an_empty_script() -> None:
@@ -732,6 +751,6 @@ def test_nothing_to_do_is_an_empty_script() -> None:
 
 def test_the_lists_stand_for_the_worker() -> None:
     # A place that holds somebody else's rule may never be deleted: the lists see to it.
-    due: list[Any] = ["delete", "PREROUTING", 0]
+    due: list[Any] = ["delete", "nat", "PREROUTING", 0]
     with pytest.raises(AssertionError):
         holding()[Family.IP].run([due])
