@@ -1,8 +1,8 @@
 """`portranger run`: waits for something to happen, and has it looked at.
 
-One thread does everything that changes anything. It sleeps in one epoll over the manifests'
-directory, the names of namespaces, the kernel's events and signals; another thread answers HTTP
-from a value that this one replaces.
+One thread decides everything. It sleeps in one epoll over the manifests' directory, the names of
+namespaces, the kernel's events and signals. What may block in a namespace is done by other threads,
+one at a time for each namespace; another answers HTTP from a value that this one replaces.
 """
 
 import gc
@@ -37,6 +37,7 @@ from agent.sources.meaning import Meaning, Source, Tiding, outdated
 from agent.sources.store import Store
 from agent.sources.watch import Watch
 from agent.status import Standing
+from agent.workqueue import Workqueue
 from rules.fences import Laws
 from rules.model import NODE
 from rules.shapes import lookup_of, name
@@ -99,6 +100,8 @@ class Daemon:
             self._epoll.register(descriptor, select.EPOLLIN)
         for descriptor, mask in self._arrivals.filenos():
             self._epoll.register(descriptor, mask)
+        self._workqueue = Workqueue()
+        self._epoll.register(self._workqueue.fileno(), select.EPOLLIN)
         self._kernel = self._made_kernel()
         devices = Devices(self._resources, self._warn)
         self._epoll.register(devices.fileno(), select.EPOLLIN)
@@ -106,7 +109,12 @@ class Daemon:
         self._store = Store(config.state_dir, self._warn)
         self._publisher = Publisher(self._store, self._metrics, *publishing(config))
         self._keeper = Keeper(
-            self._kernel, self._log, self._metrics, publisher=self._publisher, tell=self._told
+            self._kernel,
+            self._log,
+            self._metrics,
+            publisher=self._publisher,
+            tell=self._told,
+            workqueue=self._workqueue,
         )
         self._use(self._made_source())
         own = {NODE} if self._store.has_published else set()
@@ -194,7 +202,7 @@ class Daemon:
             source=self._source,
             backend=self._config.backend,
         )
-        self._work()
+        self._work_until_settled()
         self._ready()
         self._remember()
 
@@ -212,7 +220,7 @@ class Daemon:
         if self._reload and not self._stop:
             self._reload = False
             self._renew()
-            self._work()
+            self._work_until_settled()
             self._ready()
             self._remember()
         elif not self._stop:
@@ -253,6 +261,7 @@ class Daemon:
             self._read = True
             self._keeper.look_at_all()
         signals.drain(self._wake)
+        self._workqueue.drain()
 
     def _work(self) -> None:
         now = time.monotonic()
@@ -270,6 +279,16 @@ class Daemon:
             self._metrics.passed()
         if self._keeper.news() or looked or self._news.more():
             self._publish()
+
+    def _work_until_settled(self) -> None:
+        """Until every namespace was looked at; one that keeps us waiting for long is reported as
+        failing and not waited for."""
+        self._work()
+        while self._keeper.unsettled and not self._stop:
+            self._wait()
+            self._hear()
+            self._work()
+            self._remember()
 
     def _publish(self) -> None:
         self._news.publish(self._source, self._keeper, self._store.trouble)

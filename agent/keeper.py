@@ -2,18 +2,18 @@
 
 Events only make it look sooner. A look begins with a glimpse: where nothing moved since the last
 one, that is all. One namespace that fails, or that somebody fights over, waits for its own next try
-and never keeps the others waiting.
+and never keeps the others waiting. A look is made by a thread, one at a time for a namespace: who
+keeps it from being done, as root there can, has it go on beside the others.
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from agent.backoff import FAILURES
-from agent.errors import BadManifest, Failure, NoNamespace, NotPermitted
-from agent.kept import Culprit, Kept
+from agent.errors import BadManifest, Failure, NoNamespace, NotPermitted, TryAgain
+from agent.kept import Culprit, Kept, Look
 from agent.kernel.kinds import Glimpse, Kernel
 from agent.kernel.pods import POD, Tampered
 from agent.log import Log
@@ -23,6 +23,7 @@ from agent.reconcile import Outcome, Wish, by_namespace, keep, wish_of, wish_wit
 from agent.status import Standing, State, moment
 from agent.teller import Tell, Teller
 from agent.unmanaged import Unmanaged
+from agent.workqueue import Inline, Work, Workqueue
 from rules.fences import Laws, fenced
 from rules.model import NODE, Machine, Surroundings
 from rules.node_ports import Allocations
@@ -31,6 +32,15 @@ from rules.values import replace
 
 TIMED_LOOK = 10.0  # seconds between looks at what sends no events
 POD_LOOK = 1.0  # a launcher's socket is there before anybody listens on it
+BUDGET = 0.25  # seconds that a look may keep the others waiting
+DISTRUST = 60.0  # seconds after one that took longer, in which that namespace is not waited for
+LONGEST_REST = 30.0  # seconds without another look after one that took long
+REPORT = 10.0  # seconds until a look that is not done counts as failing
+BLOCKED = (
+    f"a change of its rules is not done after {REPORT:g} s: a process in this namespace may hold "
+    "nftables with large transactions, or the machine is overloaded; other namespaces are served"
+)
+CROWDED = "too many namespaces keep us waiting for their nftables rules"
 MOST_CULPRITS = 16
 HALF = 1 << 31  # of the numbers that a generation can have
 
@@ -53,8 +63,11 @@ class Keeper:
         clock: Clock = time.monotonic,
         calendar: Clock = time.time,
         tell: Tell = lambda _, __, ___: None,
+        workqueue: Workqueue | Inline | None = None,
     ) -> None:
         self.kernel = kernel
+        self._workqueue = workqueue or Inline()
+        self._survey: Work[bool] | None = None  # of unmanaged namespaces, if it is not done
         self._publisher = publisher
         self._machines: tuple[Machine, ...] = ()
         self._laws, self._filters_stay = NO_LAWS, False
@@ -162,7 +175,7 @@ class Keeper:
             known = kept.proven.generation if kept.proven else None
             if known is not None and (known.number - generation) % (2 * HALF) < HALF:
                 continue  # we have looked since
-            if culprit[1] != os.getpid():
+            if not self._workqueue.has(culprit[1]):
                 kept.culprits = [*kept.culprits[-MOST_CULPRITS:], culprit]
             if not kept.look:  # else who never rests could put off our look for ever
                 kept.looks = kept.looks.struck(self._clock())
@@ -216,6 +229,7 @@ class Keeper:
         self.kernel = kernel
         for kept in self._kept.values():
             kept.desired = None
+            kept.void = True
 
     def _known(self, netns: str, *, leaving: bool = False) -> Kept:
         if netns not in self._kept:
@@ -243,7 +257,7 @@ class Keeper:
         """When the next look is due, on the monotonic clock."""
         kept = (one for one in self._kept.values() if not (self._unfenced and one.leaving))
         due = min((one.due for one in kept), default=math.inf)
-        due = min(due, self._unmanaged.due)
+        due = due if self._survey is not None else min(due, self._unmanaged.due)
         return min(due, self._fences.until) if self._unfenced else due
 
     @property
@@ -262,6 +276,11 @@ class Keeper:
     def tried(self) -> bool:
         """Whether each was looked at, with whatever success."""
         return all(kept.tried for kept in self._kept.values())
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether some look is not done, and not reported as such."""
+        return any(one.work is not None and one.report < math.inf for one in self._kept.values())
 
     @property
     def allocations(self) -> Allocations | None:
@@ -286,35 +305,59 @@ class Keeper:
         """Look at what is due; whether anything was. The node comes after what it leads to, and
         those to be cleared last: another name of the same namespace may be wanted."""
         now, self._looked = self._clock(), False
+        self._collect(now)
         if self._unfenced and self._fences.due(now):
             self._fence()
         for _ in range(ROUNDS):
             for kept in self._due(now):
                 if not kept.leaving and kept.netns != NODE and not stopping():
-                    self._look(kept)
+                    self._look(kept, beat)
                     beat()
             if not self._refence or not self._laws.policies or stopping():
                 break
             self._fence()  # who has which address may be known by now
         if not stopping():
-            self._publish(now)
+            self._publish(now, beat)
         for kept in self._due(now):
             if kept.leaving and not self._unfenced and not stopping():
-                self._look(kept)
+                self._look(kept, beat)
                 beat()
         try:
             self._metrics.forgot(self.kernel.afterwards(beat))
         except Failure as failure:
             self._log.warning("flows not forgotten", reason=failure)
-        self._looked |= self._unmanaged.survey(self.kernel, self._kept)
+        self._survey_unmanaged(now)
         return self._looked
+
+    def _collect(self, now: float) -> None:
+        """Settle what looks have come to that took long, and report those that still do."""
+        for kept in [one for one in self._kept.values() if one.work is not None]:
+            if kept.work is not None and kept.work.done:
+                self._looked = True
+                self._finish(kept)
+            elif now >= kept.report:
+                kept.report, kept.tried = math.inf, True
+                self._metrics.failed()
+                self._teller.stand(kept, State.FAILING, BLOCKED)
+
+    def _survey_unmanaged(self, now: float) -> None:
+        if self._survey is None and self._unmanaged.due <= now:
+            task = partial(self._unmanaged.survey, self.kernel, frozenset(self._kept))
+            self._survey = self._workqueue.start(task)
+            if self._survey is None:
+                self._unmanaged.due = now + TIMED_LOOK
+            else:
+                self._survey.wait(BUDGET)
+        if self._survey is not None and self._survey.done:
+            work, self._survey = self._survey, None
+            self._looked |= work.result()
 
     def _due(self, now: float) -> list[Kept]:
         """The node is first among equals: nothing is sent on to where nobody forwards it."""
-        due = [kept for kept in self._kept.values() if kept.due <= now]
+        due = [one for one in self._kept.values() if one.work is None and one.due <= now]
         return sorted(due, key=lambda kept: (kept.netns != NODE, kept.netns))
 
-    def _publish(self, now: float) -> None:
+    def _publish(self, now: float, beat: Callable[[], None]) -> None:
         """Look at the node, whose Services lead to what was found in all others."""
         node = self._kept.get(NODE)
         if node is None or node.leaving or self._publisher is None:
@@ -331,37 +374,72 @@ class Keeper:
                 node.look = node.urgent = True
                 node.proven = None
         if node.due <= now and not self._unselected:
-            self._look(node)
+            self._look(node, beat)
 
     def _select(self, publisher: Publisher) -> bool:
         """Whether something else is behind Services than before."""
         others = [kept for kept in self._kept.values() if not kept.leaving]
         links = self._links()
-        unknown = {kept.netns for kept in others if kept.standing.state in UNKNOWN}
+        unknown = {one.netns for one in others if one.work or one.standing.state in UNKNOWN}
         return publisher.select(self._machines, links, unknown - links.keys())
 
-    def _look(self, kept: Kept) -> None:
-        started, self._looked = self._clock(), True
-        kept.look = kept.urgent = kept.relinked = False
-        kept.timer = math.inf
-        kept.tried = True
+    def _look(self, kept: Kept, beat: Callable[[], None]) -> None:
+        """Begin a look, and wait for it for a moment. Only the node is waited for until it is done:
+        what Services become there depends on what is known now, and nobody but its own root can
+        keep us from it."""
+        self._looked = True
+        kept.look = kept.urgent = kept.relinked = kept.void = False
+        kept.timer, kept.began = math.inf, self._clock()
+        kept.work = self._workqueue.start(partial(self._kept_so, kept))
+        kept.report = kept.began + REPORT
+        if kept.work is None:
+            kept.tried = True
+            self._failed(kept, TryAgain(CROWDED, "Find out what keeps them from being changed"))
+            return
+        patience = 0.0 if kept.began < kept.distrusted and kept.netns != NODE else BUDGET
+        while not kept.work.wait(patience) and kept.netns == NODE:
+            beat()
+        if kept.work.done:
+            self._finish(kept)
+
+    def _finish(self, kept: Kept) -> None:
+        """Settle what a look came to. What changed while it took long has it looked at again: until
+        then nothing is proven."""
+        work, kept.work = kept.work, None
+        now = self._clock()
+        took, kept.tried = now - kept.began, True
+        if took > BUDGET:
+            kept.distrusted = now + DISTRUST
+            kept.rests = now + min(took, LONGEST_REST)
+        if work is None:
+            return
+        if kept.void:
+            kept.forget()
+            return
         try:
-            kept.seen = self.kernel.identity(kept.netns)
-            self._settle(kept, self._kept_so(kept))
+            self._settle(kept, work.result())
         except NoNamespace as failure:
             self._absent(kept, failure)
         except Failure as failure:
             self._failed(kept, failure)
         except Exception as error:  # a bug met in one namespace must not stop the others
             self._failed(kept, _unexpected(error))
-        self._metrics.reconciled(self._clock() - started)
+        self._metrics.reconciled(took)
 
-    def _settle(self, kept: Kept, outcome: Outcome | None) -> None:
+    def _settle(self, kept: Kept, look: Look | None) -> None:
         """A look ended well; None: nothing had moved."""
-        if outcome is not None:
-            self._done(kept, outcome)
+        if look is not None:
+            kept.known = look.known
+            kept.standing = replace(
+                kept.standing, backend=look.backend, reason=look.reason, identity=look.identity
+            )
+            self._done(kept, look.outcome)
         kept.failures = FAILURES
         kept.culprits = []
+        if kept.look:  # something happened since it was begun
+            self._judge(kept)
+            kept.proven = None
+            return
         if kept.proven is None or kept.proven.generation is None or kept.standing.refused:
             kept.timer = self._clock() + TIMED_LOOK
         if kept.leaving and not self._may_be_claimed(kept):
@@ -375,8 +453,10 @@ class Keeper:
         netns = kept.netns
         self._teller.judge(kept, self._contested.get(netns), self._outdated.get(netns))
 
-    def _kept_so(self, kept: Kept) -> Outcome | None:
-        """None: it is as it was when it was last proven."""
+    def _kept_so(self, kept: Kept) -> Look | None:
+        """Look at a namespace and have it as it should be, in whichever thread; None: it is as it
+        was when it was last proven."""
+        kept.seen = self.kernel.identity(kept.netns)
         if self._is_as_proven(kept):
             return None
         with self.kernel.opened(kept.netns, kept.known) as namespace:
@@ -400,14 +480,13 @@ class Keeper:
                 unclaimed_stay=self._may_be_claimed(kept),
                 filters_stay=self._filters_stay and not kept.leaving,
             )
-            kept.known = namespace.known
-            kept.standing = replace(
-                kept.standing,
+            return Look(
+                outcome=outcome,
+                identity=namespace.identity,
+                known=namespace.known,
                 backend=namespace.backend,
                 reason=namespace.reason,
-                identity=namespace.identity,
             )
-            return outcome
 
     def _is_as_proven(self, kept: Kept) -> bool:
         """By a glimpse; False: only a look can tell."""
@@ -430,7 +509,12 @@ class Keeper:
         return self._unclaimed_stay and not kept.sure
 
     def _same(self, kept: Kept, identity: object) -> Kept | None:
-        """Another that is wanted, and is the same namespace by another name."""
+        """Another that is wanted, and is the same namespace by another name; also one whose look is
+        not done, before we clear what it is about to make."""
+        if kept.leaving:
+            for one in list(self._kept.values()):
+                if one.work and not one.leaving and one.seen == identity:
+                    return one
         other = self._kept.get(self._names.get(identity, ""))
         if other is None or other is kept or other.leaving or other.identity != identity:
             self._names[identity] = kept.netns

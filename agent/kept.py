@@ -4,14 +4,26 @@ import math
 
 from agent.backoff import FAILURES, REPAIRS, Backoff
 from agent.kernel.kinds import Glimpse, Known
+from agent.reconcile import Outcome
 from agent.status import Standing, State
+from agent.workqueue import Work
 from rules.desired import Made
 from rules.model import Desired, Machine, Surroundings
-from rules.values import replace
+from rules.values import Value, replace
 
 LOOKS = Backoff(first=0.05, longest=1.0, free=20, forgiven_after=5.0)  # at others' commits
 
 Culprit = tuple[str, int]  # the name and pid of a process
+
+
+class Look(Value, kw_only=True):
+    """What a look at a namespace came to."""
+
+    outcome: Outcome
+    identity: object
+    known: Known | None
+    backend: str
+    reason: str
 
 
 class Kept:
@@ -34,26 +46,34 @@ class Kept:
         self.sure = False  # that nothing of ours is there but what this run put there
         self.culprits: list[Culprit] = []
         self.failures, self.repairs, self.looks = FAILURES, REPAIRS, LOOKS
+        self.work: Work[Look | None] | None = None  # a look that is not done yet
+        self.began = 0.0  # when it was begun
+        self.report = math.inf  # when to report that it is not done
+        self.void = False  # what it finds is not about this namespace any more
+        self.rests = self.distrusted = -math.inf  # until when, after a look that took long
         self.tried = False
         why = "it was not looked at yet"
         self.standing = Standing(netns=netns, state=State.PENDING, since=now, why=why)
 
     @property
     def due(self) -> float:
-        """When it is to be looked at."""
+        """When it is to be looked at, or reported that a look is not done."""
+        if self.work is not None:
+            return self.report
         if not self.look:
             return self.timer
         if self.urgent:
             return -math.inf
         if self.relinked:
             return self.looks.until
-        return max(self.failures.until, self.repairs.until, self.looks.until)
+        return max(self.failures.until, self.repairs.until, self.looks.until, self.rests)
 
     def forget(self) -> None:
         """What was there may be no more, or be another by now."""
         self.desired = self.proven = self.known = self.links = None
         self.identity = self.nsid = None
         self.sure = False
+        self.void = True
         self.failures, self.repairs, self.looks = FAILURES, REPAIRS, LOOKS
         self.standing = replace(self.standing, change=None, drift=None, drifts=0)
         self.look = self.urgent = True

@@ -42,22 +42,29 @@ class Unmanaged:
         if self._clock() < self.due:
             return False
         self.due = self._clock() + SURVEY
-        before, self._found = self._found, {}
+        before, found = self._found, dict[str, Standing]()
         identities = {kernel.identity(netns) for netns in managed}
         for netns in kernel.names():
-            if netns not in managed and kernel.identity(netns) not in identities:
-                self._look(kernel, netns, before.get(netns))
-        return self._found.keys() != before.keys()
+            if netns in managed or kernel.identity(netns) in identities:
+                continue
+            if self._holds_rules(kernel, netns):
+                found[netns] = before.get(netns) or self._standing(netns)
+        if self.due == math.inf:  # nobody wants to know any more
+            return False
+        self._found = found
+        return found.keys() != before.keys()
 
-    def _look(self, kernel: Kernel, netns: str, known: Standing | None) -> None:
+    def _holds_rules(self, kernel: Kernel, netns: str) -> bool:
         try:
-            if kernel.holds_rules(netns):
-                self._found[netns] = known or Standing(
-                    netns=netns,
-                    state=State.UNMANAGED,
-                    since=self._calendar(),
-                    why=f"{unmanaged(())}; fix the invalid manifests, or remove the rules with "
-                    f"portranger clear --netns {netns}",
-                )
+            return kernel.holds_rules(netns)
         except Failure:  # it went meanwhile, or may not be entered: then it cannot be served either
-            return
+            return False
+
+    def _standing(self, netns: str) -> Standing:
+        return Standing(
+            netns=netns,
+            state=State.UNMANAGED,
+            since=self._calendar(),
+            why=f"{unmanaged(())}; fix the invalid manifests, or remove the rules with "
+            f"portranger clear --netns {netns}",
+        )

@@ -13,10 +13,11 @@ import os
 import socket
 import struct
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 
 from agent.errors import Failure, NotPermitted
-from agent.kernel.netlink import HEADER, NLM_F_ACK, ask, attribute, attributes
+from agent.kernel.netlink import HEADER, NLM_F_ACK, Answer, ask, attribute, attributes
 from rules.problems import printable
 from rules.values import Value
 
@@ -92,6 +93,7 @@ class Events:
     def __init__(self, room: int = 1 << 20, most: int = 5_000) -> None:
         """Room in bytes for what is not read yet, and how many messages of a socket to read at
         most at once."""
+        self._asking = threading.Lock()  # several threads open namespaces
         with contextlib.ExitStack() as stack:
             self._home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, self._home)
@@ -129,7 +131,7 @@ class Events:
             return number
         body = bytes(4) + attribute(NETNSA_NSID, ANY_NUMBER) + _by(descriptor)
         try:
-            ask(self._questions, NEWNSID, NLM_F_ACK, body, NSID_BODY)
+            self._asked(NEWNSID, NLM_F_ACK, body)
         except FileExistsError:  # somebody else was faster
             pass
         except PermissionError as error:
@@ -142,9 +144,13 @@ class Events:
         self._descriptors.close()
 
     def _numbered(self, descriptor: int) -> int | None:
-        answers = ask(self._questions, GETNSID, 0, bytes(4) + _by(descriptor), NSID_BODY)
+        answers = self._asked(GETNSID, 0, bytes(4) + _by(descriptor))
         found = answers[0][1].get(NETNSA_NSID, ANY_NUMBER)
         return None if found == ANY_NUMBER else int.from_bytes(found, sys.byteorder)
+
+    def _asked(self, kind: int, flags: int, body: bytes) -> list[Answer]:
+        with self._asking:
+            return ask(self._questions, kind, flags, body, NSID_BODY)
 
     def _seen(self, nsid: int | None) -> int | None:
         """Kernels without 88b126b39f97 (of May 2026) tell our own number, if we have one."""

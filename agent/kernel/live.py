@@ -93,7 +93,10 @@ class Deferred:
         if self._closing is None:
             self._closing = queue.Queue(MOST_TO_CLOSE)
             threading.Thread(target=_close_all, args=[self._closing], daemon=True).start()
-        self._closing.put(task)
+        try:
+            self._closing.put_nowait(task)
+        except queue.Full:  # whoever holds one namespace must not keep others from being closed
+            task()
 
 
 def _close_all(tasks: "queue.Queue[Callable[[], None]]") -> None:

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from agent import keeper as keeping
 from agent.backoff import FAILURES, REPAIRS
 from agent.errors import Failure, NoNamespace, NotPermitted
-from agent.keeper import NO_LAWS, TIMED_LOOK, Keeper
+from agent.keeper import NO_LAWS, REPORT, TIMED_LOOK, Keeper
 from agent.kept import LOOKS
 from agent.kernel.kinds import Generation, Glimpse, Known
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
@@ -28,6 +29,7 @@ from agent.reconcile import FENCES_STAY, UNLAWFUL
 from agent.sources.meaning import Meaning
 from agent.sources.store import Store
 from agent.status import Standing, State, Status
+from agent.workqueue import Inline, Work
 from rules.fences import Laws, fenced
 from rules.model import NODE, POLICED, Foreign, Machine, Observed, Rule, Surroundings
 from rules.node_ports import Bands
@@ -307,6 +309,135 @@ def test_those_to_be_cleared_come_last() -> None:
     house.want(vm(netns="zz", name="in-z"))
     assert house.kernel.opens == ["zz", "z"]
     assert house["z"].held == before
+
+
+# ------------------------------------------------------------------------- looks that take long
+
+
+class Blocked(Inline):
+    """Some namespaces keep us waiting until they are let go."""
+
+    def __init__(self, house: House) -> None:
+        self.held: list[Work[Any]] = []
+        self.holds: set[str] = set()
+        self._house = house
+        house.keeper._workqueue = self
+
+    def start(self, task: Callable[[], Any]) -> Work[Any] | None:
+        kept = getattr(task, "args", [None])[0]
+        if getattr(kept, "netns", "") not in self.holds:
+            return super().start(task)
+        self.held.append(Work(task))
+        return self.held[-1]
+
+    def let_go(self, *, took: float = 1.0) -> None:
+        self.holds.clear()
+        self._house.now += took
+        for work in self.held:
+            work.run()
+        self.held.clear()
+
+
+@pytest.fixture
+def house(monkeypatch: pytest.MonkeyPatch) -> House:
+    """In which blue and red have their rules."""
+    monkeypatch.setattr(keeping, "BUDGET", 0.0)
+    made = House("blue", "red")
+    made.want(vm(), vm(netns="red"))
+    return made
+
+
+def test_a_look_that_takes_long_keeps_no_other_waiting_and_is_begun_once(house: House) -> None:
+    blocked = Blocked(house)
+    blocked.holds = {"blue"}
+    house.want(vm("tcp 23"), vm("tcp 24", netns="red"))
+    assert house.ports("red") == {"24"}
+    house.keeper.renew()
+    assert house.work() == ["red"]
+    assert len(blocked.held) == 1
+    blocked.let_go()
+    house.work()
+    assert house.ports("blue") == {"23"}
+
+
+def test_a_look_that_is_not_done_is_reported_as_failing_until_it_is(house: House) -> None:
+    blocked = Blocked(house)
+    blocked.holds = {"blue"}
+    house.want(vm("tcp 23"), vm(netns="red"))
+    assert house.standing("blue").state is State.IN_SYNC
+    assert house.keeper.due == house.now + REPORT
+    house.now += REPORT
+    house.work()
+    assert house.standing("blue").state is State.FAILING
+    assert "not done after 10 s" in house.standing("blue").why
+    assert house.keeper.due == math.inf
+    blocked.let_go()
+    house.work()
+    assert house.standing("blue").state is State.IN_SYNC
+
+
+def test_what_is_wanted_while_a_look_takes_long_is_made_after_it(house: House) -> None:
+    blocked = Blocked(house)
+    blocked.holds = {"blue"}
+    house.want(vm("tcp 23"), vm(netns="red"))
+    house.want(vm("tcp 24"), vm(netns="red"))
+    blocked.let_go()
+    house.work()
+    house.work()
+    assert house.ports("blue") == {"24"}
+    assert house.standing("blue").state is State.IN_SYNC
+
+
+def test_what_is_wanted_no_more_while_a_look_takes_long_is_cleared_after_it(house: House) -> None:
+    blocked = Blocked(house)
+    blocked.holds = {"blue"}
+    house.want(vm("tcp 23"), vm(netns="red"))
+    house.want(vm(netns="red"))
+    assert house.keeper.leaving == {"blue"}
+    blocked.let_go()
+    house.work()
+    house.work()
+    assert not house["blue"].held.table
+    assert house.keeper.leaving == frozenset()
+
+
+def test_what_a_look_finds_of_a_namespace_that_went_meanwhile_is_not_taken(house: House) -> None:
+    blocked = Blocked(house)
+    blocked.holds = {"blue"}
+    house.want(vm("tcp 23"), vm(netns="red"))
+    old, house.kernel.spaces["blue"] = house["blue"], Numbered()
+    house.keeper.gone(old.nsid)
+    house.keeper.arrived()
+    house.kernel.spaces["blue"], new = old, house["blue"]
+    blocked.let_go()
+    house.kernel.spaces["blue"] = new
+    house.work()
+    assert house.ports("blue") == {"23"}
+    assert house.standing("blue").drifts == 0
+
+
+def test_a_namespace_whose_looks_take_long_rests_as_long_and_is_not_waited_for(
+    house: House,
+) -> None:
+    blocked = Blocked(house)
+    blocked.holds = {"blue"}
+    house.want(vm("tcp 23"), vm(netns="red"))
+    blocked.let_go(took=7.0)
+    house.work()
+    house.stirred("blue", flush)
+    assert house.keeper.due == house.now + 7.0
+    house.now += 7.0
+    assert house.work() == ["blue"]
+    assert house.ports("blue") == {"23"}
+
+
+def test_where_too_many_keep_us_waiting_it_is_tried_again(house: House) -> None:
+    blocked = Blocked(house)
+    blocked.start = lambda _: None  # type: ignore[method-assign,assignment]
+    house.want(vm("tcp 23"), vm(netns="red"))
+    assert house.standing("blue").state is State.FAILING
+    assert "too many namespaces" in house.standing("blue").why
+    assert house.keeper.due > house.now
 
 
 # ------------------------------------------------------------------------- what nobody may claim
