@@ -31,6 +31,7 @@ from agent.news import News
 from agent.notify import Notifier
 from agent.publisher import Publisher, publishing
 from agent.server import Busy, Server
+from agent.sources.boundary import described
 from agent.sources.directory import Directory
 from agent.sources.handover import Handover
 from agent.sources.meaning import Meaning, Source, Tiding, outdated
@@ -271,7 +272,7 @@ class Daemon:
             self._serve_if_free()
         if self._read:
             self._read = False
-            self._take(self._source.look(self._reads))
+            self._take(self._looked_at())
         self._store.leave(self._keeper.leaving)
         looked = self._keeper.work(self._progressed, lambda: self._stop)
         self._arrivals.follow(self._folders())
@@ -289,6 +290,19 @@ class Daemon:
             self._hear()
             self._work()
             self._remember()
+
+    def _looked_at(self) -> Meaning:
+        """What the source says now. A bug that it meets in what objects say together, which cannot
+        be told of one of them, leaves all as it was."""
+        try:
+            return self._source.look(self._reads)
+        except _Stopped:
+            raise
+        except Exception as error:  # as in the keeper
+            self._metrics.failed()
+            why = f"because of a bug in portranger ({described(error)})"
+            self._source.meaning = replace(self._source.meaning, unreadable=why)
+            return self._source.meaning
 
     def _publish(self) -> None:
         self._news.publish(self._source, self._keeper, self._store.trouble)

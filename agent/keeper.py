@@ -28,6 +28,7 @@ from rules.fences import Laws, fenced
 from rules.model import NODE, Machine, Surroundings
 from rules.node_ports import Allocations
 from rules.plan import Table
+from rules.policies import NetworkPolicy
 from rules.values import replace
 
 TIMED_LOOK = 10.0  # seconds between looks at what sends no events
@@ -127,7 +128,7 @@ class Keeper:
         known now. Where that cannot be found out all goes on as it was: what was fenced last."""
         self._refence = self._unfenced = False
         try:
-            machines = fenced(self._machines, self._laws, self._links())
+            machines = fenced(self._machines, self._laws, self._links(), self._unresolved)
             wanted = by_namespace(one for one in machines if one.masquerade is not None)
         except Exception as error:  # a bug met in one policy must not stop everything
             self._unfenced = True
@@ -141,6 +142,12 @@ class Keeper:
         self._fences = FAILURES
         self._log.settled("fences")
         self._place(wanted)
+
+    def _unresolved(self, policy: NetworkPolicy, error: Exception) -> None:
+        """A policy met a bug: it allows nothing, and all others hold."""
+        self._metrics.failed()
+        why, so = str(_unexpected(error)), "it allows nothing to what it selects"
+        self._teller.unresolved(str(policy), why, so)
 
     def _place(self, wanted: Mapping[str, list[Machine]]) -> None:
         """Look where something else is wanted than before, or nothing any more."""

@@ -28,6 +28,7 @@ class Teller:
     ) -> None:
         self._log, self._metrics, self._tell, self._calendar = log, metrics, tell, calendar
         self._news = False
+        self._unresolved: dict[str, str] = {}  # policies that met a bug, with which
 
     def news(self) -> bool:
         """Whether some namespace stands otherwise than when this was last asked."""
@@ -65,6 +66,13 @@ class Teller:
             self.stand(kept, State.PENDING, _reasons(standing.pending))
         else:
             self.stand(kept, State.IN_SYNC)
+
+    def unresolved(self, policy: str, why: str, so: str) -> None:
+        """A policy cannot be resolved to addresses because of a bug."""
+        if self._unresolved.get(policy) != why:
+            self._unresolved[policy] = why
+            self._log.error("policy not resolved", policy=policy, why=why, so=so)
+            self._tell([policy], Tiding.REJECTED, f"{why}. {so.capitalize()}.")
 
     def dropped(self, kept: Kept) -> None:
         """Nobody need know of it any more."""

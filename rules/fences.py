@@ -7,11 +7,11 @@ joined.
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 
 from rules.desired import label
-from rules.isolation import WHOLE, Register
+from rules.isolation import WHOLE, Names, Register
 from rules.model import (
     Address,
     Family,
@@ -51,19 +51,27 @@ class Laws(Value, kw_only=True):
 
 _Kind = tuple[Family, Peers | None, Protocol | None]
 _Ports = list[tuple[PortRange | None, str]]
+_Gate = tuple[Family, Peers | None, Members | None, Protocol | None, PortRange | None]
+
+
+Unresolved = Callable[[NetworkPolicy, Exception], None]
 
 
 def fenced(
-    machines: Sequence[Machine], laws: Laws, links: Mapping[str, Surroundings]
+    machines: Sequence[Machine],
+    laws: Laws,
+    links: Mapping[str, Surroundings],
+    unresolved: Unresolved | None = None,
 ) -> tuple[Machine, ...]:
     """The machines with what policies say of them; whom none selects is the very same. Links are
-    those of their namespaces, as far as these are known: there machines have their addresses."""
+    those of their namespaces, as far as these are known: there machines have their addresses.
+    A policy that meets a bug selects, and allows nothing, if there is who is told of it."""
     if not laws.policies:
         return tuple(machines)
     parties = [Party.of_pod(pod) for pod in laws.pods]
     parties += [Party.of_machine(one, _addresses(one, links.get(one.netns))) for one in machines]
     register = Register(laws.policies, parties, laws.namespaces, all_namespaces=laws.all_namespaces)
-    return tuple(_fenced(machine, register) for machine in machines)
+    return tuple(_fenced(machine, register, unresolved) for machine in machines)
 
 
 def unprotected(machines: Iterable[Machine], laws: Laws) -> list[str]:
@@ -101,17 +109,19 @@ def _addresses(machine: Machine, links: Surroundings | None) -> tuple[Address, .
     return tuple(at for family in Family for at in global_addresses(entry, family, links))
 
 
-def _fenced(machine: Machine, register: Register) -> Machine:
+def _fenced(machine: Machine, register: Register, unresolved: Unresolved | None) -> Machine:
     if machine.masquerade is None:
         return machine
-    hears = _fence(machine, Direction.INGRESS, register)
-    says = _fence(machine, Direction.EGRESS, register)
+    hears = _fence(machine, Direction.INGRESS, register, unresolved)
+    says = _fence(machine, Direction.EGRESS, register, unresolved)
     if hears is None and says is None:
         return machine
     return replace(machine, hears=hears, says=says)
 
 
-def _fence(machine: Machine, direction: Direction, register: Register) -> Fence | None:
+def _fence(
+    machine: Machine, direction: Direction, register: Register, unresolved: Unresolved | None
+) -> Fence | None:
     selecting = register.selecting(machine, direction)
     if not selecting:
         return None
@@ -119,29 +129,45 @@ def _fence(machine: Machine, direction: Direction, register: Register) -> Fence 
     found: dict[_Kind, _Ports] = defaultdict(list)
     sets: dict[Peers, Members] = {}
     for policy in selecting:
-        by = str(policy)
-        for rule in policy.rules(direction) or ():
-            said, families, vary = (
-                _Said(policy.namespace, rule, direction),
-                _families(rule),
-                _vary(rule),
-            )
-            met: set[Peers] = set()
-            for protocol, ports, reach in register.ways(policy.namespace, rule, direction, names):
-                name = said.of(protocol, ports)
-                for family in families:
-                    known = reach.get(family, ())
-                    peers = Peers(family, name) if known is not None or vary else None
-                    if peers is not None and (said.numbered or peers not in met):
-                        met.add(peers)
-                        members = frozenset(WHOLE[family] if known is None else known)
-                        sets[peers] = _together(members, sets.get(peers, frozenset()))
-                    found[family, peers, protocol].append((ports, by))
+        try:
+            gates = list(_gates(policy, direction, register, names))
+        except Exception as error:  # a bug met in one policy must not stop the others
+            if unresolved is None:
+                raise
+            unresolved(policy, error)
+            continue
+        for family, peers, members, protocol, ports in gates:
+            if peers is not None and members is not None:
+                sets[peers] = _together(members, sets.get(peers, frozenset()))
+            found[family, peers, protocol].append((ports, str(policy)))
     return Fence(
         policies=label(",".join(str(policy) for policy in selecting)),
         grants=tuple(sorted(_grants(found), key=str)),
         sets=tuple(sorted(sets.items(), key=lambda pair: str(pair[0]))),
     )
+
+
+def _gates(
+    policy: NetworkPolicy, direction: Direction, register: Register, names: Names
+) -> Iterator[_Gate]:
+    """What a policy allows, with the members of each set of peers, once."""
+    for rule in policy.rules(direction) or ():
+        said, families, vary = (
+            _Said(policy.namespace, rule, direction),
+            _families(rule),
+            _vary(rule),
+        )
+        met: set[Peers] = set()
+        for protocol, ports, reach in register.ways(policy.namespace, rule, direction, names):
+            name = said.of(protocol, ports)
+            for family in families:
+                known = reach.get(family, ())
+                peers = Peers(family, name) if known is not None or vary else None
+                members: Members | None = None
+                if peers is not None and (said.numbered or peers not in met):
+                    met.add(peers)
+                    members = frozenset(WHOLE[family] if known is None else known)
+                yield family, peers, members, protocol, ports
 
 
 def _vary(rule: PolicyRule) -> bool:

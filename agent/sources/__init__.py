@@ -5,6 +5,7 @@ CODES = {
     "duplicate-machine": "one kind, namespace and name written in two places",
     "duplicate-policy": "one NetworkPolicy written in two places",
     "duplicate-service": "one Service written in two places",
+    "internal-error": "a bug in portranger that one object or file meets",
     "json-duplicate-key": "a key that is twice in one JSON object",
     "not-text": "a file that is not UTF-8 text",
     "too-large": "a file beyond the size that is read",

@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from threading import Lock
 
 from agent.sources import api
+from agent.sources.answers import Object
 from agent.sources.api import Listed
-from agent.sources.parties import Choice, Wanted, pod
+from agent.sources.listening import heard
+from agent.sources.parties import POD, Choice, Wanted, pod
 from agent.sources.told import name_of
 from rules.policies import Labels
+from rules.problems import Problem
 from rules.services import Pod
 
 
@@ -22,33 +25,36 @@ class Crowd:
         self._choice = Choice(Wanted(), {})
         self._made_of: object = None
         self.chosen: dict[str, Pod] = {}
+        self.faults: dict[str, Problem] = {}  # bugs that some met, who are as if not there
         self.age = 0  # how often something was new
 
     def take(self, listed: Listed) -> None:
         """These are all there are."""
-        found = {
-            name_of(item): one
-            for item in listed.items
-            if isinstance(item, dict) and (one := pod(item)) is not None
-        }
+        items = {name_of(item): item for item in listed.items if isinstance(item, dict)}
+        found = {name: _heard(name, item) for name, item in items.items()}
+        faults = {name: one for name, one in found.items() if isinstance(one, Problem)}
         with self._turn:
-            self._everybody = found
+            self._everybody = {name: one for name, one in found.items() if isinstance(one, Pod)}
+            self.age += faults != self.faults
+            self.faults = faults
             self._choose()
 
     def hear(self, event: api.Event) -> None:
         """This has happened since."""
         if event.type == "BOOKMARK":
             return
-        now = None if event.type == "DELETED" else pod(event.object)
         name = name_of(event.object)
+        now = None if event.type == "DELETED" else _heard(name, event.object)
         with self._turn:
             self._everybody.pop(name, None)
-            before = self.chosen.pop(name, None)
-            if now is not None:
+            before, fault = self.chosen.pop(name, None), self.faults.pop(name, None)
+            if isinstance(now, Problem):
+                self.faults[name] = now
+            elif now is not None:
                 self._everybody[name] = now
                 if self._choice.takes(now):
                     self.chosen[name] = now
-            new = before != self.chosen.get(name)
+            new = before != self.chosen.get(name) or fault != self.faults.get(name)
             self.age += new
         if new:
             self._changed()
@@ -69,3 +75,7 @@ class Crowd:
         chosen = {name: one for name, one in self._everybody.items() if takes(one)}
         self.age += chosen != self.chosen
         self.chosen = chosen
+
+
+def _heard(name: str, item: Object) -> Pod | Problem | None:
+    return heard(lambda: pod(item), f"{POD}/{name}", item)

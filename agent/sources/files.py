@@ -10,6 +10,7 @@ import stat
 from collections.abc import Callable, Iterable, Sequence
 
 from agent.sources import json_text
+from agent.sources.boundary import guarded
 from rules.fences import Laws
 from rules.manifests import MOST_ENTRIES, read
 from rules.model import Machine
@@ -238,7 +239,10 @@ def _unreadable(error: Exception) -> _UnusableError:
 
 def understood(file: str, text: str, netns: str | None = None, most: int = MOST_ENTRIES) -> Text:
     """Read the documents of one text, and say of everything in them where it is."""
-    documents, problems, lines_of = _parse(text)
+    parsed = guarded(lambda: _parse(text), file)
+    if isinstance(parsed, Problem):
+        return Text(file=file, problems=(parsed,))
+    documents, problems, lines_of = parsed
     lines: list[Lines] = []
 
     def locate(index: int, path: Path) -> int:
@@ -256,7 +260,10 @@ def understood(file: str, text: str, netns: str | None = None, most: int = MOST_
     skipped: list[str] = []
     count = 0
     for index, (document, _) in enumerate(documents):
-        reading = read(document, netns=netns, limit=most)
+        reading = guarded(lambda: read(document, netns=netns, limit=most), file)  # noqa: B023 - now
+        if isinstance(reading, Problem):
+            located.append(reading.at(file, locate(index, ())))
+            continue
         for problem in reading.problems:
             line = locate(index, problem.path)
             if (problem.path, line) not in told:

@@ -13,8 +13,9 @@ from threading import Event, Lock
 from agent.errors import Failure
 from agent.sources import api, listening
 from agent.sources.api import Api, Listed
+from agent.sources.boundary import trimming
 from agent.sources.listening import FROM_CACHE, Clock, Listener, Subject, Trouble
-from agent.sources.vmis import NODE, PATH, TARGET, Vmi, heard, trimmed
+from agent.sources.vmis import NODE, PATH, TARGET, Vmi, carefully_heard, trimmed
 from rules.values import replace
 
 SLOWLY = listening.SLOWLY  # between looks for a KubeVirt that is not installed
@@ -101,7 +102,7 @@ class Follower:
 
     def hear(self, event: api.Event) -> None:
         """This has happened to one that does, or did."""
-        vmi = heard(event.object)
+        vmi = carefully_heard(event.object)
         if vmi is not None and event.type in ("ADDED", "MODIFIED"):
             self._have(vmi)
         elif vmi is not None and event.type == "DELETED":
@@ -174,7 +175,7 @@ class Follower:
             path = PATH.replace("/virtual", f"/namespaces/{lost[0].namespace}/virtual")
             query["fieldSelector"] = f"metadata.name={lost[0].name}"
         try:
-            return _each(self._aside.listed(path, query, trimmed).items)
+            return _each(self._aside.listed(path, query, trimming(trimmed)).items)
         except Failure:
             self.listener.list_again()
             raise
@@ -191,5 +192,5 @@ def followed(server: Api, shared: Shared) -> list[Follower]:
 
 
 def _each(items: Iterable[object]) -> list[Vmi]:
-    found = [heard(item) for item in items if isinstance(item, dict)]
+    found = [carefully_heard(item) for item in items if isinstance(item, dict)]
     return [vmi for vmi in found if vmi is not None]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from agent.sources import files
 from agent.sources.answers import Object
+from agent.sources.boundary import guarded, problem
 from agent.sources.granting import grant
 from agent.sources.meaning import Enough, Meaning, Progress
 from agent.sources.readings import left_of
@@ -20,12 +21,12 @@ from agent.sources.vmis import (
     STORED,
     Place,
     Vmi,
+    closed,
     decoded,
     kept,
     place,
     placed,
     recalled,
-    shut,
     understood,
 )
 from rules.model import Machine
@@ -109,7 +110,9 @@ class Instances:
         }
 
     def _recall(self, label: str, text: str) -> None:
-        vmi = recalled(text)
+        vmi = guarded(lambda: recalled(text), label)
+        if isinstance(vmi, Problem):
+            return
         if vmi is None or vmi.label != label:
             self._strange |= {one.netns for one in files.understood(label, text).machines}
             return
@@ -130,7 +133,7 @@ class Instances:
                 continue
             if known is not None and known.vmi.uid != vmi.uid:  # another of the same name
                 self._forget(label)
-            self._known[label] = self._understood(vmi)
+            self._known[label] = self._understood(vmi, known)
             beat()
         for label in before.keys() - seen.keys():
             self._forget(label)
@@ -139,10 +142,19 @@ class Instances:
         self._good.pop(label, None)
         self._meanings.pop(label, None)
 
-    def _understood(self, vmi: Vmi) -> _Known:
+    def _understood(self, vmi: Vmi, before: _Known | None = None) -> _Known:
+        """What an instance says, and where it is. Where that meets a bug it says nothing, and is
+        where it was before."""
         document = decoded(vmi.text)
-        says, problems = understood(vmi, document)
-        where = place(document, self._node)
+        said = guarded(lambda: understood(vmi, document), vmi.label)
+        if vmi.fault:
+            said = problem(vmi.label, vmi.fault)
+        says, problems = ((), (said,)) if isinstance(said, Problem) else said
+        where = guarded(lambda: place(document, self._node), vmi.label)
+        if isinstance(where, Problem):
+            problems = (*problems, where)
+            same = before is not None and before.vmi.uid == vmi.uid
+            where = before.place if before is not None and same else Place((), {}, ())
         return _Known(vmi=vmi, document=document, says=says, problems=problems, place=where)
 
     def _settled(self, unreadable: str) -> Meaning:
@@ -162,10 +174,10 @@ class Instances:
             for label, machines in settled.meanings.items()
             if label not in settled.held or label in self._meanings
         }
-        closed = {
+        shut = {
             label: machines
             for label, one in known.items()
-            if label not in self._meanings and (machines := shut(one.vmi, one.document))
+            if label not in self._meanings and (machines := closed(one.vmi, one.document))
         }
         granted = grant(
             {label: one.place.pods for label, one in known.items()}, self._holders, self._served
@@ -173,8 +185,8 @@ class Instances:
         self._holders = granted.holders
         self.disputed = bool(granted.problems)
         return Meaning(
-            machines=self._everywhere({**self._meanings, **closed}),
-            shut=tuple(sorted(closed)),
+            machines=self._everywhere({**self._meanings, **shut}),
+            shut=tuple(sorted(shut)),
             problems=(
                 *(problem for one in known.values() for problem in one.problems),
                 *settled.problems,

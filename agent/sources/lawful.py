@@ -20,7 +20,7 @@ from agent.sources.parties import NAMESPACES, PODS, Alike, Home, Wanted, Wards
 from agent.sources.policies import understood
 from agent.sources.readings import Readings
 from agent.sources.store import Texts
-from agent.sources.told import Reference, Told
+from agent.sources.told import Reference, Told, carefully
 from rules.fences import Laws
 from rules.model import Machine
 from rules.policies import NetworkPolicy
@@ -74,8 +74,9 @@ class Lawful:
         """`left` are the last good texts that the source before this one knew."""
         self._api, self._changed, self._clock = server, changed, clock
         self._turn = Lock()
-        self._shelf: Shelf[Told] = Shelf(policies.heard, self._turn, changed)
-        self._homes: Shelf[Home] = Shelf(parties.home, self._turn, changed)
+        heard = carefully(policies.heard, policies.API, policies.KIND)
+        self._shelf: Shelf[Told] = Shelf(policies.KIND, heard, self._turn, changed)
+        self._homes: Shelf[Home] = Shelf(parties.NAMESPACE, parties.home, self._turn, changed)
         self._crowd = Crowd(self._turn, changed)
         self.ears = Ears(changed)
         self._first = self.ears.open(server, _POLICIES, self._shelf).listener
@@ -84,7 +85,7 @@ class Lawful:
         self.due: float | None = None  # when to attend again although nothing is new
         self._complete = False  # whether all was known once
         self._readings: Readings[NetworkPolicy] = Readings(
-            policies.heard, understood, texts, left=left
+            policies.heard, understood, policies.closed, texts, left=left
         )
         self._age: int | None = None  # of what that was read
         self._wards: Wards | None = None  # whom it was then that policies may select
@@ -125,7 +126,7 @@ class Lawful:
         if kind == PODS:
             self._crowd = Crowd(self._turn, self._changed)
         else:
-            self._homes = Shelf(parties.home, self._turn, self._changed)
+            self._homes = Shelf(parties.NAMESPACE, parties.home, self._turn, self._changed)
 
     @property
     def _needed(self) -> list[Listener]:
@@ -195,6 +196,8 @@ class Lawful:
         with self._turn:
             made = age, wards, crowd, crowd.age, homes_age
             pods = tuple(crowd.chosen.values())
+            shelves = (self._shelf, self._homes, crowd)
+            unread = tuple(one for shelf in shelves for one in shelf.faults.values())
         if made == self._made:
             return self._view
         self._made = made
@@ -208,7 +211,7 @@ class Lawful:
                 # missing would admit whoever is in a namespace that has it.
                 all_namespaces=False,
             ),
-            problems=readings.problems,
+            problems=(*readings.problems, *unread),
             held=readings.held,
             shut=readings.lost,
         )

@@ -13,7 +13,9 @@ from agent.log import timestamp
 from agent.sources import api
 from agent.sources.answers import Away, Denied, Gone, Missing, Object
 from agent.sources.api import Api, Listed, Query, Trim
+from agent.sources.boundary import fault_of, guarded, problem, trimming
 from agent.sources.told import name_of
+from rules.problems import Problem
 from rules.values import Value
 
 RETRIES = Backoff(first=0.2, longest=30.0)
@@ -78,6 +80,7 @@ class Listener:
         """The first list has what happened up to that version, or more."""
         self._api, self._subject, self._taker = server, subject, taker
         self._stop, self._changed, self._calendar = stop, changed, calendar
+        self._trim = trimming(subject.trim)
         self._slowly = slowly
         self.version = ""  # the last that was heard of; "": none, so list first
         self._from = since  # which version a list may have; "": the newest
@@ -128,7 +131,7 @@ class Listener:
             if not again:
                 self._list()
             subject = self._subject
-            happening = self._api.watch(subject.path, subject.query, self.version, subject.trim)
+            happening = self._api.watch(subject.path, subject.query, self.version, self._trim)
             watching = time.monotonic()
             self._out_of_trouble()
             if again:
@@ -162,7 +165,7 @@ class Listener:
         query = {**subject.query, "resourceVersion": self._from}
         if self._from not in ("", FROM_CACHE):
             query["resourceVersionMatch"] = "NotOlderThan"
-        listed = self._api.listed(subject.path, query, subject.trim)
+        listed = self._api.listed(subject.path, query, self._trim)
         self.lists += 1
         self._taker.take(listed)
         self.listed, self.trouble = True, None
@@ -227,46 +230,75 @@ class Heard(Protocol):
 
 
 Thing = TypeVar("Thing", bound=Heard)
+Read = TypeVar("Read")
 
 
 class Shelf(Generic[Thing]):
     """What a listener has told of one kind, as far as it concerns us."""
 
     def __init__(
-        self, read: Callable[[Object], Thing | None], turn: Lock, changed: Callable[[], None]
+        self,
+        kind: str,
+        read: Callable[[Object], Thing | None],
+        turn: Lock,
+        changed: Callable[[], None],
+        *,
+        lasts: bool = False,
     ) -> None:
-        self._read, self._turn, self._changed = read, turn, changed
+        """A thing that meets a bug stays what it was, if it lasts; else it is as if it were not
+        there."""
+        self._kind, self._read, self._lasts = kind, read, lasts
+        self._turn, self._changed = turn, changed
         self.things: dict[str, Thing] = {}  # whoever looks at them has the turn
+        self.faults: dict[str, Problem] = {}  # bugs that some of them met
         self.age = 0  # how often something was new
 
     def take(self, listed: Listed) -> None:
         """These are all there are."""
-        found = {
-            name_of(item): thing
-            for item in listed.items
-            if isinstance(item, dict) and (thing := self._read(item)) is not None
-        }
+        items = {name_of(item): item for item in listed.items if isinstance(item, dict)}
+        read = {name: self._heard(name, item) for name, item in items.items()}
         with self._turn:
-            self.things = found
+            before, self.things, self.faults = self.things, {}, {}
+            for name, thing in read.items():
+                self._put(name, thing, before.get(name))
             self.age += 1
 
     def hear(self, event: api.Event) -> None:
         """This has happened since."""
         if event.type == "BOOKMARK":
             return
-        thing = None if event.type == "DELETED" else self._read(event.object)
         name = name_of(event.object)
+        thing = None if event.type == "DELETED" else self._heard(name, event.object)
         with self._turn:
-            before = self.things.pop(name, None)
-            if thing is not None:
-                self.things[name] = thing
-            new = (before and before.content) != (thing and thing.content)
+            before, fault = self.things.pop(name, None), self.faults.pop(name, None)
+            self._put(name, thing, before)
+            now = self.things.get(name)
+            new = (before and before.content) != (now and now.content)
+            new |= fault != self.faults.get(name)
             self.age += new
         if new:
             self._changed()
 
     def go_on(self) -> None:
         """Nobody else was asked for anything."""
+
+    def _heard(self, name: str, item: Object) -> Thing | Problem | None:
+        return heard(lambda: self._read(item), f"{self._kind}/{name}", item)
+
+    def _put(self, name: str, thing: Thing | Problem | None, before: Thing | None) -> None:
+        if isinstance(thing, Problem):
+            self.faults[name] = thing
+            thing = before if self._lasts else None
+        if thing is not None:
+            self.things[name] = thing
+
+
+def heard(read: Callable[[], Read | None], label: str, item: Object) -> Read | Problem | None:
+    """What is read of an object that was cut down while it was decoded; a problem where either met
+    a bug. Objects that are named with their bug are handed on."""
+    found = guarded(read, label)
+    fault = fault_of(item)
+    return problem(label, fault) if fault and not getattr(found, "fault", "") else found
 
 
 def troubles(*listeners: Listener) -> str:

@@ -41,11 +41,11 @@ def understood(told: Told) -> tuple[NetworkPolicy, tuple[Problem, ...]]:
     """The policy that it declares, broken where something is wrong with it, and what that is."""
     reading = read(decoded(told.text), limit=MOST_ENTRIES, most_told=MOST_PROBLEMS)
     problems = tuple(problem.at(told.label, 0) for problem in reading.problems)
-    found = reading.policies[0] if reading.policies else _unreadable(told)
+    found = reading.policies[0] if reading.policies else closed(told)
     return replace(found, origin=f"{told.label}:0"), problems
 
 
-def _unreadable(told: Told) -> NetworkPolicy:
+def closed(told: Told) -> NetworkPolicy:
     """Whom it selects, and in which direction, nobody knows: so everybody there, in both."""
     return NetworkPolicy(
         namespace=told.namespace,

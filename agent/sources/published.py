@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from agent.sources import services, slices
 from agent.sources.api import Api
+from agent.sources.boundary import guarded
 from agent.sources.ears import Ear, Ears
 from agent.sources.listening import FROM_CACHE, Clock, Listener, Shelf, Subject, troubles
 from agent.sources.meaning import Enough, Progress
@@ -21,7 +22,7 @@ from agent.sources.readings import Readings
 from agent.sources.services import plain, understood
 from agent.sources.slices import Slice, endpoints, selector
 from agent.sources.store import Texts
-from agent.sources.told import Reference, Told
+from agent.sources.told import Reference, Told, carefully
 from rules.problems import Problem
 from rules.services import Endpoint, Service
 from rules.values import Value
@@ -67,7 +68,8 @@ class Published:
         """`left` are the last good texts that the source before this one knew."""
         self._api, self._node, self._changed, self._clock = server, node, changed, clock
         self._turn = Lock()
-        self._shelf: Shelf[Told] = Shelf(services.heard, self._turn, changed)
+        heard = carefully(services.heard, services.API, services.KIND)
+        self._shelf: Shelf[Told] = Shelf(services.KIND, heard, self._turn, changed)
         subject = Subject(path=services.PATH, query={}, trim=services.trimmed, kind="services")
         self.ears = Ears(changed)
         self._listener = self.ears.open(server, subject, self._shelf).listener
@@ -77,7 +79,12 @@ class Published:
         self.due: float | None = None  # when to attend again although nothing is new
         self._complete = False  # whether all was known once
         self._readings: Readings[Service | None] = Readings(
-            services.heard, understood, texts, lambda told: told.annotated, left=left
+            services.heard,
+            understood,
+            lambda _: None,
+            texts,
+            lambda told: told.annotated,
+            left=left,
         )
         self._made: object = None  # of what the view was made
         self._view = View()
@@ -127,7 +134,11 @@ class Published:
 
     def _listening(self, names: frozenset[str], since: str) -> _Backs:
         shelf = Shelf(
-            lambda thing: slices.heard(thing, self._node, names), self._turn, self._changed
+            slices.KIND,
+            lambda thing: slices.heard(thing, self._node, names),
+            self._turn,
+            self._changed,
+            lasts=True,
         )
         subject = Subject(
             path=slices.PATH,
@@ -174,11 +185,12 @@ class Published:
             made = self._shelf.age, backs, backs.shelf.age if backs else 0
             seen = list(self._shelf.things.values())
             behind = list(backs.shelf.things.values()) if backs else []
+            unread = (*self._shelf.faults.values(), *(backs.shelf.faults.values() if backs else ()))
         self._complete |= self._relief is None
         if anew or made != self._made:
             self._made = made
             self._readings.look(seen, beat, anew=anew)
-            self._view = self._viewed(behind, backs.names if backs else frozenset())
+            self._view = self._viewed(behind, backs.names if backs else frozenset(), unread)
         return self._view if self._complete else View()
 
     def texts(self) -> Mapping[str, str]:
@@ -190,18 +202,38 @@ class Published:
         that was all."""
         return self._readings.remember(beat, enough)
 
-    def _viewed(self, behind: Iterable[Slice], names: frozenset[str]) -> View:
+    def _viewed(
+        self, behind: Iterable[Slice], names: frozenset[str], unread: Iterable[Problem]
+    ) -> View:
         found: dict[str, list[Slice]] = {}
         for some in behind:
             found.setdefault(some.service, []).append(some)
         readings = self._readings
-        meant = [one for told, last in readings.meant if (one := _meant(told, last, names))]
+        before = {str(one): one for one in self._view.services}
+        meant: list[tuple[Service, tuple[tuple[Endpoint, ...], ...]]] = []
+        faults: list[Problem] = []
+        for told, last in readings.meant:
+            made = guarded(lambda: _made(told, last, names, found), told.label)  # noqa: B023 - now
+            if isinstance(made, Problem):
+                faults.append(made)
+                known = before.get(told.label)
+                made = (known, self._view.endpoints[told.label]) if known else None
+            if made:
+                meant.append(made)
         return View(
-            services=tuple(meant),
-            endpoints={str(one): endpoints(one, found.get(str(one), ())) for one in meant},
-            problems=readings.problems,
+            services=tuple(one for one, _ in meant),
+            endpoints={str(one): leads_to for one, leads_to in meant},
+            problems=(*readings.problems, *faults, *unread),
             held=readings.held,
         )
+
+
+def _made(
+    told: Told, last: Service | None, names: frozenset[str], behind: Mapping[str, list[Slice]]
+) -> tuple[Service, tuple[tuple[Endpoint, ...], ...]] | None:
+    """What a Service means now, with where it leads."""
+    one = _meant(told, last, names)
+    return None if one is None else (one, endpoints(one, behind.get(str(one), ())))
 
 
 def _meant(told: Told, last: Service | None, names: frozenset[str]) -> Service | None:

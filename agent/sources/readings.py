@@ -7,6 +7,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from agent.sources.answers import Object
+from agent.sources.boundary import guarded, problem
 from agent.sources.meaning import Enough, Progress
 from agent.sources.store import Store, Texts
 from agent.sources.told import Told, is_kept, kept, recalled
@@ -27,18 +28,21 @@ class _Reading(Value, Generic[Meant], kw_only=True):
 class Readings(Generic[Meant]):
     """All of one kind."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the rest by name
         self,
         heard: Callable[[Object], Told | None],
         understood: Callable[[Told], tuple[Meant, tuple[Problem, ...]]],
+        closed: Callable[[Told], Meant],
         texts: Texts[str],
         lasts: Callable[[Told], bool] = lambda _: True,
         *,
         left: Mapping[str, str] | None = None,
     ) -> None:
-        """Of those that do not last, nothing is kept when they turn bad. `left` are the last good
+        """What meets a bug means what `closed` makes of it, unless it was understood before. Of
+        those that do not last, nothing is kept when they turn bad. `left` are the last good
         texts that the source before this one knew, whether they are stored or not."""
-        self._heard, self._understood, self._texts, self._lasts = heard, understood, texts, lasts
+        self._heard, self._understood, self._closed = heard, understood, closed
+        self._texts, self._lasts = texts, lasts
         self._left: Mapping[str, str] = left or {}
         self._known: dict[str, _Reading[Meant]] = {}
         self._good: dict[str, _Reading[Meant]] = {}  # how each was last understood
@@ -103,7 +107,13 @@ class Readings(Generic[Meant]):
         return self._wanted is None or self._texts.remember(self._wanted, beat, enough)
 
     def _read(self, told: Told) -> _Reading[Meant]:
-        meant, problems = self._understood(told)
+        label = told.label
+        read = guarded(lambda: self._understood(told), label)
+        if told.fault:
+            read = problem(label, told.fault)
+        if isinstance(read, Problem):
+            return _Reading(told=told, meant=self._closed(told), problems=(read,))
+        meant, problems = read
         return _Reading(told=told, meant=meant, problems=problems)
 
     def _last(self, told: Told, good: Mapping[str, _Reading[Meant]]) -> _Reading[Meant] | None:
@@ -115,7 +125,9 @@ class Readings(Generic[Meant]):
         """What an earlier source left under that name, or an earlier run stored."""
         text = self._left.get(told.label) or self._texts.earlier.get(told.label, "")
         document = recalled(told.kind, text)
-        earlier = None if document is None else self._heard(document)
+        earlier = None if document is None else guarded(lambda: self._heard(document), told.label)
+        if isinstance(earlier, Problem):
+            return None
         return self._read(earlier) if earlier and earlier.label == told.label else None
 
 

@@ -2,9 +2,11 @@
 Pure."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from agent.sources.answers import Object
+from agent.sources.boundary import FAULT, fault_of, guarded
+from rules.problems import Problem
 from rules.values import Value
 
 MOST_PROBLEMS = 100  # of one object: a tenant writes it, and every node holds and logs them
@@ -33,6 +35,7 @@ class Told(Value, kw_only=True):
     version: str  # of the object
     text: str  # what concerns us, as JSON; the same as long as nothing of it changes
     annotated: bool  # whether an annotation of ours is on it, be it misspelt
+    fault: str = ""  # a bug of ours that it met before it could be read
 
     @property
     def label(self) -> str:
@@ -73,7 +76,28 @@ def named(thing: Mapping[str, object], api: str, kind: str) -> Told | None:
         version=str(version),
         text=json.dumps({**thing, "metadata": metadata}, sort_keys=True, separators=(",", ":")),
         annotated=bool(mapping(metadata, "annotations")),
+        fault=fault_of(thing),
     )
+
+
+Heard = Callable[[Object], Told | None]
+
+
+def carefully(heard: Heard, api: str, kind: str) -> Heard:
+    """The same, but that a bug met in an object leaves its name, and the bug."""
+
+    def tried(thing: Object) -> Told | None:
+        found = guarded(lambda: heard(thing), "")
+        if not isinstance(found, Problem):
+            return found
+        return named({"metadata": identity(thing), FAULT: found.what}, api, kind)
+
+    return tried
+
+
+def identity(thing: Mapping[str, object]) -> Object:
+    """What tells an object from others."""
+    return some(mapping(thing, "metadata"), IDENTITY)
 
 
 def kept(what: str, text: str) -> str:

@@ -5,14 +5,17 @@ of 30 KB leaves one or two, as a text that is compared, kept and stored. Pure.
 import json
 import re
 from collections.abc import Iterable, Mapping
+from ipaddress import ip_network
 
 from agent.sources import told
 from agent.sources.answers import Object
+from agent.sources.boundary import FAULT, fault_of, guarded
 from agent.sources.told import MOST_PROBLEMS, Reference, mapping, mappings, some
 from rules.manifests import read
 from rules.manifests.metadata import PORT_END, PORT_RANGES
 from rules.manifests.neighbours import INJECT
-from rules.model import Machine, is_link_name
+from rules.manifests.networks import CIDRS
+from rules.model import Guest, Machine, Masquerade, is_link_name
 from rules.policies import Labels
 from rules.problems import Problem, shown
 from rules.values import Value, replace
@@ -46,6 +49,7 @@ class Vmi(Value, kw_only=True):
     version: str  # of the object; as text, because it is the server's business
     text: str  # what concerns us, as JSON; the same as long as nothing of it changes
     deleted: bool = False  # somebody wants it gone
+    fault: str = ""  # a bug of ours that it met before it could be read
 
     @property
     def label(self) -> str:
@@ -117,7 +121,17 @@ def heard(thing: Mapping[str, object]) -> Vmi | None:
         version=str(version),
         text=json.dumps({**thing, "metadata": metadata}, sort_keys=True, separators=(",", ":")),
         deleted=deleted is not None,
+        fault=fault_of(thing),
     )
+
+
+def carefully_heard(thing: Object) -> Vmi | None:
+    """The same, but that a bug met in an instance leaves who and where it is, and the bug."""
+    found = guarded(lambda: heard(thing), "")
+    if not isinstance(found, Problem):
+        return found
+    metadata = {**told.identity(thing), **some(mapping(thing, "metadata"), ("labels",))}
+    return heard({"metadata": metadata, "status": mapping(thing, "status"), FAULT: found.what})
 
 
 def decoded(text: str) -> Object:
@@ -133,6 +147,27 @@ def understood(vmi: Vmi, document: Object) -> tuple[tuple[Machine, ...], tuple[P
     )
     problems = tuple(problem.at(vmi.label, 0) for problem in reading.problems)
     return tuple(replace(one, origin=f"{vmi.label}:0") for one in reading.machines), problems
+
+
+def closed(vmi: Vmi, document: Object) -> tuple[Machine, ...]:
+    """What is to be made of an instance that cannot be understood; where that meets a bug, too, or
+    nobody knows what it declares, a machine that is only there to be guarded."""
+    found = guarded(lambda: shut(vmi, document), vmi.label)
+    if not isinstance(found, Problem) and "spec" in document:
+        return found
+    networks = [ip_network(text) for _, _, text in CIDRS]
+    guests = tuple(Guest(one[2], one[1]) for one in networks)
+    masquerade = Masquerade(name="default", entry=None, guests=guests, claims=())
+    return (
+        Machine(
+            kind=KIND,
+            namespace=vmi.namespace,
+            name=vmi.name,
+            netns=vmi.label,
+            masquerade=masquerade,
+            origin=f"{vmi.label}:0",
+        ),
+    )
 
 
 def shut(vmi: Vmi, document: Object) -> tuple[Machine, ...]:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from tests import faulty
 from tests.daemon.running import (
     A_MOMENT,
     Node,
@@ -16,7 +17,7 @@ from tests.daemon.running import (
     forwarded,
     handles,
 )
-from tests.spaces import applied, eventually, manifest, observed, run, vm
+from tests.spaces import applied, eventually, manifest, observed, pod, run, vm
 
 BAD = "kind: VirtualMachine\nmetadata: ["
 
@@ -611,3 +612,33 @@ def test_one_odd_entry_hinders_no_other(node: Node, blue: str) -> None:
         assert comes_to_forward(blue, "tcp 23", seconds=A_MOMENT)
         assert daemon.status()["unreadable"] is None
         assert len({one["file"] for one in daemon.status()["problems"]}) >= 6
+
+
+def test_a_bug_met_in_one_file_costs_no_other_file_anything(
+    node: Node, blue: str, tmp_path: Path
+) -> None:
+    marked = "metadata:\n  labels: {boom: x}\n"
+    with (
+        pod() as red,
+        pod() as green,
+        node.running(environment=faulty.environment(tmp_path / "custom")) as daemon,
+    ):
+        node.save("a.yaml", manifest(blue, "22", "a"))
+        node.save("b.yaml", manifest(red, "80", "b"))
+        assert comes_to_forward(blue, "tcp 22")
+        assert comes_to_forward(red, "tcp 80")
+        node.save("b.yaml", manifest(red, "81", "b").replace("metadata:\n", marked, 1))
+        node.save("c.yaml", manifest(green, "82", "boom"))
+        assert eventually(lambda: len(daemon.status()["problems"]) == 2)
+        node.save("a.yaml", manifest(blue, "23", "a"))
+        assert comes_to_forward(blue, "tcp 23")
+        assert (forwarded(red), forwarded(green)) == ({"tcp 80"}, set())
+        for problem in daemon.status()["problems"]:
+            assert problem["code"] == "internal-error"
+            assert f"ZeroDivisionError: {faulty.SAID}" in str(problem)
+        assert [str(node.manifests / "b.yaml")] == daemon.status()["held"]
+        daemon.reload()
+        assert (forwarded(blue), forwarded(red)) == ({"tcp 23"}, {"tcp 80"})
+        node.save("b.yaml", manifest(red, "83", "b"))
+        assert comes_to_forward(red, "tcp 83")
+        assert len(daemon.said("bad manifest")) >= 2

@@ -16,6 +16,7 @@ import pytest
 from agent.kernel.lab import POD, Lab
 from agent.kernel.probe import asks, connected, echoing, reached
 from rules.model import FORWARDED, Family, Protocol
+from tests import faulty
 from tests.daemon.running import A_MOMENT, comes_to_forward, forwarded, handles
 from tests.kubernetes.agents import USER, Agents, agents, comes_to_say, launched
 from tests.kubernetes.cluster import Cluster
@@ -181,6 +182,31 @@ def test_what_is_declared_so_that_nobody_understands_it_opens_nothing(
             machines.annotate("vm", port_ranges="1000-2000")
             assert comes_to_reach(wired, TCP, 1500)
             assert reached(wired, wired.client, AT, TCP, 8080) is None
+
+
+def test_an_instance_that_meets_a_bug_of_ours_is_guarded_and_the_others_are_served(
+    machines: Machines, node: Agents, wired: Lab, tmp_path: Path
+) -> None:
+    programmed(wired.pod)
+    closed = instance("boom", node.name, "1000-2000")
+    with (
+        pod() as netns,
+        node.daemons.running(environment=faulty.environment(tmp_path / "custom")) as daemon,
+        launched(node, machines, instance("vm", node.name, "22"), netns),
+        echoing(wired, wired.guest, [(TCP, 1500), (TCP, 8080)]),
+    ):
+        assert reached(wired, wired.client, AT, TCP, 8080) == 8080
+        with launched(node, machines, closed, wired.pod) as uid:
+            assert comes_to_say(machines, "boom", "PortsRejected", "ZeroDivisionError")
+            assert comes_to_reach(wired, TCP, 8080, answer=False)
+            assert daemon.is_in("in sync", f"pod:{uid}")
+            assert comes_to_forward(netns, "tcp 22")
+            machines.change("vm", {"metadata": {"labels": {"boom": "x"}}})
+            machines.annotate("vm", port_ranges="80")
+            assert comes_to_say(machines, "vm", "PortsRejected", "ZeroDivisionError")
+            assert forwarded(netns) == {"tcp 22"}
+            machines.change("vm", {"metadata": {"labels": {"boom": None}}})
+            assert comes_to_forward(netns, "tcp 80")
 
 
 # ------------------------------------------------------------------------------------ what fails

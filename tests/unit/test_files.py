@@ -408,7 +408,8 @@ def test_a_list_of_everything_is_read() -> None:
 def test_every_code_in_use_is_documented() -> None:
     sources = ROOT / "agent" / "sources"
     text = "".join(
-        (sources / name).read_text() for name in ("files.py", "yaml_text.py", "json_text.py")
+        (sources / name).read_text()
+        for name in ("files.py", "boundary.py", "yaml_text.py", "json_text.py")
     )
     # Those of duplicates are made of the word for what is written twice.
     assert all(f'"{code.removeprefix("duplicate-")}"' in text for code in CODES)

@@ -36,12 +36,18 @@ class Kept(test_store.Kept):
         """Those of a new run."""
         store = self.open()
         texts = texts_of(policies.KIND, store, store.load())
-        return Readings(policies.heard, policies.understood, texts)
+        return Readings(policies.heard, policies.understood, policies.closed, texts)
 
     def services(self) -> Readings[Service | None]:
         store = self.open()
         texts = texts_of(services.KIND, store, store.load())
-        return Readings(services.heard, services.understood, texts, lambda told: told.annotated)
+        return Readings(
+            services.heard,
+            services.understood,
+            lambda _: None,
+            texts,
+            lambda told: told.annotated,
+        )
 
     def path(self, label: str) -> Path:
         """Where something of it is stored."""
