@@ -229,7 +229,7 @@ class Daemon:
             self._remember()
 
     def _wait(self) -> None:
-        due = [self._keeper.due, self._resync, self._listen]
+        due = [self._keeper.due, self._resync, self._listen, self._store.due]
         due += [one for one in (self._source.due, self._arrivals.due) if one is not None]
         due += [] if self._stored else [-math.inf]
         if self._notifier.watchdog_seconds:
@@ -313,6 +313,7 @@ class Daemon:
             until = time.monotonic() + SLICE
             self._stored = self._source.remember(self._reads, lambda: time.monotonic() > until)
             self._store.leave(self._keeper.leaving)
+            self._store.report()
             if self._store.trouble != self._news.status.unwritable:
                 self._publish()
 

@@ -1,16 +1,19 @@
 """What outlives the daemon: the last good text of each file or object, who was given which node
 ports, and which namespaces are still to be cleared. Where it cannot be written or read, we go on
-without it and say so.
+without it and say so. What could not be written is tried again with back-off, all of it in one go.
 """
 
 import contextlib
 import json
+import math
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from agent.backoff import Backoff
 from agent.sources.meaning import Enough, Progress
 from rules.model import Protocol
 from rules.node_ports import Held, Holder
@@ -22,6 +25,9 @@ LEAVING = "leaving.json"
 NODE_PORTS = "node-ports.json"
 TEXTS = "last-good"
 
+WRITES = Backoff(first=1.0, longest=60.0)  # of rounds, in each of which everything is tried
+QUIET = 600.0  # seconds after which trouble that goes on is told again
+
 Made = TypeVar("Made")
 Warn = Callable[[str], None]
 
@@ -29,19 +35,56 @@ Warn = Callable[[str], None]
 class Store:
     """A directory that only we write to, a small file for each manifest."""
 
-    def __init__(self, directory: str, warn: Warn) -> None:
+    def __init__(
+        self, directory: str, warn: Warn, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._texts = Path(directory, TEXTS)
         self._names = Path(directory, LEAVING)
         self._node_ports = Path(directory, NODE_PORTS)
         self._given: list[list[object]] | None = None  # as stored by this run
-        self._warn = warn
+        self._warn, self._clock = warn, clock
         self._troubles: dict[Path, str] = {}  # why each is not written
+        self._tried: dict[Path, tuple[str, int]] = {}  # what of it failed, and in which round
+        self._round, self._rounds = 0, WRITES
+        self._reported = -math.inf
         self.leaving: frozenset[str] = frozenset()  # namespaces that are still to be cleared
 
     @property
     def trouble(self) -> str:
-        """Why something is not written that should be; one for all."""
-        return next(iter(self._troubles.values()), "")
+        """Why something is not written that should be; one for all, with their number."""
+        why = next(iter(self._troubles.values()), "")
+        return f"{why} ({len(self._troubles)} files)" if len(self._troubles) > 1 else why
+
+    @property
+    def due(self) -> float:
+        """When what could not be written is to be tried again."""
+        return self._rounds.until if self._tried else math.inf
+
+    def waits(self, file: str) -> bool:
+        """Whether the file was tried in vain, and it is not time to try again."""
+        return self._is_tried(self._path(file))
+
+    def _is_tried(self, path: Path) -> bool:
+        if path not in self._tried:
+            return False
+        if self._rounds.due(self._clock()):
+            self._begin_round()
+        return self._tried[path][1] == self._round
+
+    def _begin_round(self) -> None:
+        self._round += 1
+        self._rounds = self._rounds.struck(self._clock())
+
+    def report(self) -> None:
+        """Say what cannot be written, in one line now and then; to be called after a round."""
+        now = self._clock()
+        if self._tried and self._rounds.due(now):
+            self._begin_round()  # nobody had anything to write: then not at once again
+        if not self._troubles:
+            self._reported = -math.inf
+        elif now - self._reported >= QUIET:
+            self._reported = now
+            self._warn(f"{self.trouble}; what is not written cannot be used after a restart")
 
     def load(self) -> dict[str, str]:
         """The last good texts that an earlier run left, by file; what is corrupt is set aside."""
@@ -58,12 +101,13 @@ class Store:
         return texts
 
     def keep(self, file: str, text: str) -> bool:
-        """This is what the file means now; whether it could be written down."""
+        """This is what the file means now; whether it could be written down. What failed is not
+        tried again before it is time."""
         return self._write(self._path(file), {"file": file, "text": text})
 
     def drop(self, file: str) -> None:
         """The file is gone."""
-        self._troubles.pop(self._path(file), None)
+        self._forget(self._path(file))
         try:
             self._path(file).unlink(missing_ok=True)
         except OSError as error:
@@ -107,7 +151,7 @@ class Store:
     def forget_node_ports(self) -> None:
         """Nothing is published any more."""
         self._given = None
-        self._troubles.pop(self._node_ports, None)
+        self._forget(self._node_ports)
         try:
             self._node_ports.unlink(missing_ok=True)
         except OSError as error:
@@ -150,7 +194,10 @@ class Store:
     def _write(self, path: Path, content: object, *, durable: bool = False) -> bool:
         """Whole or not at all: into a new file, which then takes the name."""
         scratch = Path(f"{path}.new")
-        record = {"format": FORMAT, "sha256": digest(content), "content": content}
+        seal = digest(content)
+        if not durable and self._is_tried(path) and self._tried[path][0] == seal:
+            return False
+        record = {"format": FORMAT, "sha256": seal, "content": content}
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with scratch.open("w", encoding="utf-8") as file:
@@ -163,15 +210,28 @@ class Store:
                 _sync(path.parent)
         except OSError as error:
             self._troubles[path] = f"cannot write {path}: {error.strerror}"
-            self._warn(self._troubles[path])
+            if not durable:
+                self._failed(path, seal)
             with contextlib.suppress(OSError):
                 scratch.unlink()
             if not durable:  # who was given which ports stays true of all but the newest
                 with contextlib.suppress(OSError):
                     path.unlink()  # what is no longer true is worse than nothing
             return False
-        self._troubles.pop(path, None)
+        self._forget(path)
         return True
+
+    def _failed(self, path: Path, seal: str) -> None:
+        if self._rounds.due(self._clock()):
+            self._begin_round()
+        self._tried[path] = seal, self._round
+
+    def _forget(self, path: Path) -> None:
+        """It is written, or not wanted any more."""
+        self._troubles.pop(path, None)
+        self._tried.pop(path, None)
+        if not self._tried:
+            self._rounds = WRITES
 
 
 class Texts(Generic[Made]):
@@ -184,7 +244,7 @@ class Texts(Generic[Made]):
         self._store, self._write = store, write
         self.earlier = dict(earlier)  # those of another run, until ours take their places
         self._made: dict[str, Made] = {}  # what ours are made of
-        self._unwritten: set[str] = set()  # which could not be
+        self._unwritten: dict[str, Made] = {}  # which could not be
         self._whole: Mapping[str, Made] | None = None  # all of which is stored
 
     def remember(self, wanted: Mapping[str, Made], beat: Progress, enough: Enough) -> bool:
@@ -192,24 +252,27 @@ class Texts(Generic[Made]):
         that was all that can be done now."""
         if wanted is self._whole:
             return True
-        known = self.earlier.keys() | self._made.keys() | self._unwritten
+        known = self.earlier.keys() | self._made.keys() | self._unwritten.keys()
         for label in known - wanted.keys():
             self.earlier.pop(label, None)
             self._made.pop(label, None)
-            self._unwritten.discard(label)
+            self._unwritten.pop(label, None)
             self._store.drop(label)
         failed = False
         for label, made in wanted.items():
             if label in self._made and self._made[label] == made:
                 continue
             self._made.pop(label, None)
+            if self._unwritten.get(label) == made and self._store.waits(label):
+                failed = True
+                continue
             text = self._write(made)
             if self.earlier.pop(label, None) == text or self._store.keep(label, text):
                 self._made[label] = made
-                self._unwritten.discard(label)
+                self._unwritten.pop(label, None)
                 beat()
             else:
-                self._unwritten.add(label)
+                self._unwritten[label] = made
                 failed = True  # the next time
             if enough():
                 return failed

@@ -472,6 +472,26 @@ def test_a_state_directory_that_is_read_only(node: Node, blue: str) -> None:
         assert comes_to_forward(blue)
 
 
+@pytest.mark.parametrize("options", ["ro", "size=4k"])
+def test_hundreds_of_manifests_that_cannot_be_stored_keep_it_busy_no_longer(
+    node: Node, blue: str, options: str
+) -> None:
+    for number in range(300):
+        text = manifest(blue, str(1000 + 2 * number), f"vm-{number}")
+        (node.manifests / f"{number}.yaml").write_text(text)
+    with node.running(*mounted(options, node.state)) as daemon:
+        assert len(forwarded(blue)) == 300
+        assert eventually(lambda: daemon.metric("state_writable") == 0)
+        assert " files)" in daemon.status()["state"]
+        size, used = daemon.log.stat().st_size, daemon.cpu_seconds()
+        time.sleep(3)
+        assert daemon.cpu_seconds() - used < 1.0
+        assert daemon.log.stat().st_size - size < 1000
+        about = [one["what"] for one in daemon.said("warning") if "cannot write" in one["what"]]
+        assert len(about) == 1
+        assert " files)" in about[0]
+
+
 def test_a_state_directory_that_is_full(node: Node, blue: str) -> None:
     with node.running(*mounted("size=64k", node.state)) as daemon:
         inside = Path(f"/proc/{daemon.pid}/root") / node.state.relative_to("/")

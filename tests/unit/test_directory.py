@@ -64,15 +64,15 @@ class Seen:
         self.restart()
 
     def restart(self) -> None:
-        self.directory = Directory(
-            str(self.path), Store(str(self.state), self.warnings.append), self.watch
-        )
+        self.store = Store(str(self.state), self.warnings.append)
+        self.directory = Directory(str(self.path), self.store, self.watch)
 
     def read(self) -> Meaning:
         """As the daemon does when it is woken."""
         self.beats = 0
         meaning = self.directory.read(self.watch.stirred(), self._beat)
         self.directory.remember()
+        self.store.report()
         return meaning
 
     def _beat(self) -> None:

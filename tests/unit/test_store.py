@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,10 @@ class Kept:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.warnings: list[str] = []
+        self.now = 1000.0
 
     def open(self) -> Store:
-        return Store(str(self.folder), self.warnings.append)
+        return Store(str(self.folder), self.warnings.append, lambda: self.now)
 
     def files(self) -> list[Path]:
         return sorted(path for path in self.folder.rglob("*") if path.is_file())
@@ -141,6 +143,7 @@ def test_where_nothing_can_be_written_we_say_so_and_go_on(kept: Kept) -> None:
     assert store.load() == {}
     assert not store.keep("a", "1")
     store.leave(["blue"])
+    store.report()
     store.drop("a")
     assert store.leaving == frozenset(), "so that it is tried again"
     assert all("cannot" in warning for warning in kept.warnings)
@@ -153,8 +156,46 @@ def test_a_write_that_fails_leaves_nothing_that_is_no_longer_true(kept: Kept) ->
     (path,) = kept.files()
     Path(f"{path}.new").mkdir()
     store.keep("a", "2")
+    store.report()
     assert "cannot write" in kept.warnings[0]
     assert not path.exists()
+
+
+def test_what_cannot_be_written_is_tried_again_with_back_off_and_told_in_one_line(
+    kept: Kept,
+) -> None:
+    kept.folder.mkdir(parents=True)
+    (kept.folder / "last-good").touch()  # as a disk that is read-only
+    store = kept.open()
+    files = [f"{number}.yaml" for number in range(300)]
+    tried: list[float] = []
+    for seconds in range(100):
+        kept.now = 1000.0 + seconds
+        assert {store.keep(file, "text") for file in files} == {False}
+        store.report()
+        if not tried or tried[-1] != store.due:
+            tried.append(store.due)
+    assert len(tried) == 7  # rounds in 100 s: after 1, 2, 4, 8, 16, 32 and 60 s
+    (warning,) = kept.warnings
+    assert "File exists (300 files)" in warning
+    assert "(300 files)" in store.trouble
+    (kept.folder / "last-good").unlink()
+    assert not store.keep(files[0], "text"), "it is not time"
+    assert store.keep(files[0], "another text"), "who writes another one need not wait"
+    kept.now = store.due
+    assert {store.keep(file, "text") for file in files} == {True}
+    assert store.trouble == ""
+    assert store.due == math.inf
+
+
+def test_who_has_nothing_to_write_when_it_is_time_is_not_asked_at_once_again(kept: Kept) -> None:
+    kept.folder.mkdir(parents=True)
+    (kept.folder / "last-good").touch()
+    store = kept.open()
+    store.keep("a", "text")
+    kept.now = store.due
+    store.report()
+    assert store.due > kept.now
 
 
 def test_a_namespace_that_could_not_be_written_down_is_written_down_later(kept: Kept) -> None:
@@ -180,6 +221,7 @@ def test_node_ports_that_were_given_before_survive_a_disk_that_is_full(kept: Kep
     in_the_way = kept.folder / "node-ports.json.new"
     in_the_way.mkdir()
     store.keep_node_ports([first, second])
+    store.report()
     assert "cannot write" in kept.warnings[0]
     assert kept.open().node_ports() == [first]
     in_the_way.rmdir()
