@@ -204,14 +204,16 @@ class Daemon:
             backend=self._config.backend,
         )
         self._work_until_settled()
-        self._ready()
+        self._ready("start")
         self._remember()
 
-    def _ready(self) -> None:
+    def _ready(self, after: str) -> None:
+        """Every namespace was tried: that is what a service manager waits for. Whether all went
+        well is in the log, and at /readyz."""
         self._started = True
         if not self._stop:
             self._notifier.ready(self._news.summary)
-            self._log.info("ready", status=self._news.summary)
+            self._news.tell_readiness(after)
 
     # -------------------------------------------------------------------------------- a turn
 
@@ -222,7 +224,7 @@ class Daemon:
             self._reload = False
             self._renew()
             self._work_until_settled()
-            self._ready()
+            self._ready("reload")
             self._remember()
         elif not self._stop:
             self._work()

@@ -16,7 +16,7 @@ from agent.status import Policies, Standing, State, Status, tally
 from rules.fences import unprotected
 from rules.problems import Problem
 from rules.values import replace
-from rules.words import counted
+from rules.words import counted, few
 
 SETTLED = {State.IN_SYNC, State.PENDING}
 INSTANCE = "VirtualMachineInstance/"  # where there are no files
@@ -34,6 +34,8 @@ class News:
         self._problems: frozenset[Problem] = frozenset()
         self._skipped: frozenset[str] = frozenset()
         self._bare: frozenset[str] = frozenset()  # whom policies do not protect
+        self._ready: bool | None = None  # as the log has it; None: the first pass is not done
+        self._unready = "not every namespace was checked yet"
         self.outdated = ""  # why another configuration goes on than the one in the file
         self.status = Status(
             version=version("portranger"),
@@ -104,9 +106,10 @@ class News:
         standings = self._with_devices(meaning, keeper.standings)
         states = {one.state for one in standings}
         readable = not meaning.unreadable
+        self._unready = _unready(keeper, meaning, standings)
         self.status = replace(
             self.status,
-            ready=keeper.tried and readable and State.FAILING not in states,
+            ready=not self._unready,
             synced=time.time()
             if keeper.tried and readable and not meaning.problems and states <= SETTLED
             else self.status.synced,
@@ -127,6 +130,16 @@ class News:
             namespaces=standings,
         )
         self._notifier.status(self.summary)
+        if self._ready is not None and self._ready != self.status.ready:
+            self.tell_readiness("change")
+
+    def tell_readiness(self, after: str) -> None:
+        """Log what /readyz answers: after the start and each reload, then whenever it changes."""
+        self._ready = self.status.ready
+        if self._ready:
+            self._log.info("ready", after=after, status=self.summary)
+        else:
+            self._log.warning("not ready", after=after, why=self._unready, status=self.summary)
 
     def _last_valid(self, files: Iterable[str]) -> dict[str, float]:
         """These files with the time at which each was first found invalid."""
@@ -157,3 +170,13 @@ class News:
             replace(one, notes=(*one.notes, *notes[one.netns])) if one.netns in notes else one
             for one in standings
         )
+
+
+def _unready(keeper: Keeper, meaning: Meaning, standings: Iterable[Standing]) -> str:
+    """Why the node is not ready; nothing if it is."""
+    if meaning.unreadable:
+        return meaning.unreadable
+    failing = [one.netns for one in standings if one.state is State.FAILING]
+    if failing:
+        return f"namespaces failing: {', '.join(few(failing))}"
+    return "" if keeper.tried else "not every namespace was checked yet"

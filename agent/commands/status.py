@@ -10,6 +10,7 @@ from agent.commands.common import OK
 from agent.config import Config, Listen
 from agent.console import Console
 from agent.errors import Failure, TryAgain
+from agent.lock import holder
 from agent.status import tally
 from rules.problems import printable
 from rules.words import counted, few
@@ -42,7 +43,7 @@ def status(
             "the daemon listens on a port that only its log tells",
             'Set one: listen = "127.0.0.1:9788"',
         )
-    answer = asked(config.listen)
+    answer = asked(config.listen, config.state_dir)
     try:
         answer = _of(answer, netns) if netns else answer
     except (AttributeError, LookupError, TypeError) as error:
@@ -70,8 +71,9 @@ def _of(answer: Json, netns: Sequence[str]) -> Json:
     return {**answer, "namespaces": [known[name] for name in dict.fromkeys(netns)]}
 
 
-def asked(listen: Listen) -> Json:
-    """What the daemon at that address says of itself."""
+def asked(listen: Listen, state_dir: str = "") -> Json:
+    """What the daemon at that address says of itself; whose lock is in the state directory tells
+    one that hangs from one that does not run."""
     connection = http.client.HTTPConnection(
         LOOPBACK.get(listen.host, listen.host), listen.port, timeout=PATIENCE
     )
@@ -80,11 +82,7 @@ def asked(listen: Listen) -> Json:
         response = connection.getresponse()
         body = response.read(MOST_BYTES)
     except (OSError, http.client.HTTPException) as error:
-        raise TryAgain(
-            f"the daemon does not answer at {listen} ({_reason(error)})",
-            "Start it with `systemctl start portranger`, or `portranger run`; if it listens "
-            "elsewhere, name its configuration with -c",
-        ) from error
+        raise _unanswered(error, listen, holder(state_dir) if state_dir else "") from error
     finally:
         connection.close()
     if response.status == http.client.SERVICE_UNAVAILABLE:
@@ -98,6 +96,25 @@ def _stranger(listen: Listen) -> Failure:
     return Failure(
         f"what answers at {listen} is not a daemon of this version, or is broken",
         "See its log; if it listens elsewhere, name its configuration with -c",
+    )
+
+
+def _unanswered(error: Exception, listen: Listen, who: str) -> TryAgain:
+    """`who` holds the lock of the daemon's state directory; empty: nobody, or it cannot be read."""
+    if who and isinstance(error, TimeoutError):
+        return TryAgain(
+            f"the daemon ({who}) is running but not responding; see journalctl -u portranger, or "
+            "restart it"
+        )
+    if who and isinstance(error, ConnectionRefusedError):
+        return TryAgain(
+            f"the daemon ({who}) is running but not listening at {listen}; see journalctl -u "
+            "portranger, or name its configuration with -c"
+        )
+    return TryAgain(
+        f"the daemon does not answer at {listen} ({_reason(error)})",
+        "Start it with `systemctl start portranger`, or `portranger run`; if it listens "
+        "elsewhere, name its configuration with -c",
     )
 
 

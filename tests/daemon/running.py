@@ -94,6 +94,15 @@ class Running:
         eventually(lambda: told() or not self.alive, PATIENCE)
         return told()
 
+    def passes(self, after: str = "start") -> int:
+        """How often it was done with everything after a start or reload, with whatever success."""
+        return len(self.said("ready", after=after)) + len(self.said("not ready", after=after))
+
+    def is_up(self) -> bool:
+        """Whether it comes to be done with everything for the first time."""
+        eventually(lambda: self.passes() > 0 or not self.alive, PATIENCE)
+        return self.passes() > 0
+
     @property
     def port(self) -> int:
         """Where it listens now; a reload may have changed that."""
@@ -149,9 +158,10 @@ class Running:
 
     def reload(self) -> None:
         """Told to read everything again, and done with it."""
-        before = len(self.said("ready"))
+        before = self.passes("reload")
         self.tell(signal.SIGHUP)
-        assert self.says("ready", times=before + 1), self.log.read_text()
+        assert eventually(lambda: self.passes("reload") > before or not self.alive, PATIENCE)
+        assert self.alive, self.log.read_text()
 
     def stop(self) -> None:
         """As systemd would: it ends by itself, soon, with nothing to complain about."""
@@ -317,7 +327,7 @@ class Node:
         """A daemon that is ready, and is stopped at the end unless it has gone by then."""
         daemon = self.start(*prefix, environment=environment)
         try:
-            assert daemon.says("ready"), daemon.log.read_text()
+            assert daemon.is_up(), daemon.log.read_text()
             yield daemon
             if daemon.alive:
                 daemon.stop()

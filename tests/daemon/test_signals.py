@@ -395,6 +395,40 @@ def test_a_watchdog_that_is_for_another_process_is_left_alone(node: Node, manage
     assert not manager.order("WATCHDOG")
 
 
+def test_status_reports_a_stopped_daemon_as_not_responding(node: Node, blue: str) -> None:
+    node.save("a.yaml", manifest(blue, "22"))
+    with node.running() as daemon:
+        node.configure(listen=f"127.0.0.1:{daemon.port}")
+        words = [*node.words()[:-3], "status", "-c", str(node.config)]
+        daemon.tell(signal.SIGSTOP)
+        try:
+            assert eventually(lambda: is_stopped(daemon.pid))
+            asked = run(*words, code=75)
+        finally:
+            daemon.tell(signal.SIGCONT)
+        who = f"the daemon (pid {daemon.pid}) is running but not responding"
+        assert asked.stderr.startswith(f"portranger: {who}; see journalctl -u portranger")
+        node.configure(listen="127.0.0.1:1")
+        elsewhere = run(*words, code=75).stderr
+        assert f"(pid {daemon.pid}) is running but not listening at 127.0.0.1:1" in elsewhere
+
+
+def test_ready_in_the_log_is_what_readyz_answers(node: Node, blue: str) -> None:
+    away = node.folder / "away"
+    node.save("a.yaml", manifest(blue, "22"))
+    node.manifests.rename(away)
+    with node.running() as daemon:
+        assert daemon.get("/readyz")[0] == 503
+        (unready,) = daemon.said("not ready", after="start")
+        assert "cannot be read: No such file or directory" in unready["why"]
+        assert not daemon.said("ready")
+        away.rename(node.manifests)
+        assert daemon.says("ready", after="change")
+        assert eventually(lambda: daemon.get("/readyz")[0] == 200)
+        daemon.reload()
+        assert daemon.said("ready", after="reload")
+
+
 def test_the_status_command_asks_the_daemon(node: Node, blue: str) -> None:
     node.save("a.yaml", manifest(blue, "22"))
     with node.running() as daemon:
