@@ -21,6 +21,7 @@ from agent.errors import BadConfiguration, Failure
 from agent.keeper import Keeper
 from agent.kernel import counters
 from agent.kernel.arrivals import Arrivals
+from agent.kernel.deferred import Deferred
 from agent.kernel.events import Events, Gone, Lost, Moved, Relinked
 from agent.kernel.live import LiveKernel
 from agent.kernel.netns import RUN
@@ -103,6 +104,11 @@ class Daemon:
             self._epoll.register(descriptor, mask)
         self._workqueue = Workqueue()
         self._epoll.register(self._workqueue.fileno(), select.EPOLLIN)
+        self._flushed = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        stack.callback(os.close, self._flushed)
+        self._epoll.register(self._flushed, select.EPOLLIN)
+        self._later = Deferred(lambda: os.eventfd_write(self._flushed, 1))
+        stack.callback(self._stop_flushing)
         self._kernel = self._made_kernel()
         devices = Devices(self._resources, self._warn)
         self._epoll.register(devices.fileno(), select.EPOLLIN)
@@ -123,6 +129,11 @@ class Daemon:
         self._server: Server | None = None
         stack.callback(self._end)
         self._serve_if_free()
+
+    def _stop_flushing(self) -> None:
+        if not self._later.stop():
+            so = "the next start sweeps them"
+            self._log.warning("flows not flushed yet", reason="stopped", consequence=so)
 
     def _end(self) -> None:
         """Of what a reload may have replaced."""
@@ -160,7 +171,7 @@ class Daemon:
         """What cannot even look at its own namespace would fail in every other."""
         config = self._config
         pods = Pods(config.kubernetes.kubelet_root, config.kubernetes.proc)
-        kernel = LiveKernel(config.backend, defer=True, events=self._events, pods=pods)
+        kernel = LiveKernel(config.backend, later=self._later, events=self._events, pods=pods)
         kernel.check()
         return kernel
 
@@ -265,6 +276,8 @@ class Daemon:
             self._keeper.look_at_all()
         signals.drain(self._wake)
         self._workqueue.drain()
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._flushed)
 
     def _work(self) -> None:
         now = time.monotonic()

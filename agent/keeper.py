@@ -13,6 +13,7 @@ from functools import partial
 
 from agent.backoff import FAILURES
 from agent.errors import BadManifest, Failure, NoNamespace, NotPermitted, TryAgain
+from agent.flushing import Flushing
 from agent.kept import Culprit, Kept, Look
 from agent.kernel.kinds import Glimpse, Kernel
 from agent.kernel.pods import POD, Tampered
@@ -89,6 +90,7 @@ class Keeper:
         self._contested: Mapping[str, str] = {}
         self._outdated: Mapping[str, str] = {}
         self._unmanaged = Unmanaged(clock, calendar)
+        self.flushing, self._flows_moved = Flushing(log, metrics), False
         self._contested_since = calendar()
 
     # ---------------------------------------------------------------------- what it is told
@@ -257,7 +259,8 @@ class Keeper:
 
     def news(self) -> bool:
         """Whether some namespace stands otherwise than when this was last asked."""
-        return self._teller.news()
+        moved, self._flows_moved = self._flows_moved, False
+        return self._teller.news() or moved
 
     @property
     def due(self) -> float:
@@ -304,7 +307,7 @@ class Keeper:
                 netns=netns, state=State.CONFLICT, since=self._contested_since, why=why
             )
         found = {one.netns: one for one in self._unmanaged.standings} | found
-        return tuple(found[netns] for netns in sorted(found))
+        return tuple(self.flushing.noted(found[netns]) for netns in sorted(found))
 
     # ------------------------------------------------------------------------ what it does
 
@@ -330,9 +333,9 @@ class Keeper:
                 self._look(kept, beat)
                 beat()
         try:
-            self._metrics.forgot(self.kernel.afterwards(beat))
+            self._flows_moved |= self.flushing.heard(self.kernel.afterwards(beat))
         except Failure as failure:
-            self._log.warning("flows not forgotten", reason=failure)
+            self._log.warning("flows not flushed", reason=failure)
         self._survey_unmanaged(now)
         return self._looked
 

@@ -65,6 +65,9 @@ class Metrics:
         self._forgotten = self._counter(
             "conntrack_forgotten", "Flows forgotten because their ports were closed or moved."
         )
+        self._unflushed = self._gauge(
+            "conntrack_unflushed", "Namespaces where the last try to forget flows failed."
+        )
         self._refused = self._counter(
             "pods_refused", "Times that what was found in the place of a pod was not trusted."
         )
@@ -125,6 +128,10 @@ class Metrics:
 
     def forgot(self, count: int) -> None:
         self._forgotten.inc(count)
+
+    def unflushed(self, count: int) -> None:
+        """In so many namespaces flows are still to be forgotten."""
+        self._unflushed.set(count)
 
     def refused(self) -> None:
         self._refused.inc()

@@ -32,6 +32,7 @@ from agent.config import Config
 from agent.keeper import Keeper
 from agent.kernel import live
 from agent.kernel import nftables as kernel_nftables
+from agent.kernel.deferred import Deferred
 from agent.kernel.live import LiveKernel
 from agent.kernel.netns import inside, opened
 from agent.kernel.nftables import generation_of, netlink
@@ -107,7 +108,8 @@ class Agent:
 
     def __init__(self, folder: str) -> None:
         config = Config(state_dir=folder)
-        self._kernel = LiveKernel(defer=True)
+        self._later = Deferred()
+        self._kernel = LiveKernel(later=self._later)
         status = Status(version="", pid=os.getpid(), started=time.time())
         metrics = Metrics(lambda: status, lambda _: {})
         self._said = io.StringIO()
@@ -138,6 +140,7 @@ class Agent:
         )
 
     def close(self) -> None:
+        self._later.stop()
         self._kernel.close()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import IPv4Address
 
+from agent.kernel.deferred import Deferred
 from agent.kernel.kinds import Glimpse
 from agent.kernel.live import LiveKernel
 from agent.reconcile import keep, wish_of
@@ -83,7 +84,7 @@ def resync() -> Number:
     """Namespaces in which nothing happened are glimpsed at, as the daemon does when its timer is
     up; a thousand of them may take half a second."""
     with _namespaces() as names, undisturbed():
-        kernel = LiveKernel(defer=True)
+        kernel = LiveKernel(later=Deferred())
         proven = {name: _proven(kernel, name) for name in names}
         taken: list[float] = []
         for _ in range(ROUNDS):

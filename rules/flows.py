@@ -20,6 +20,7 @@ from rules.model import (
 from rules.plan import Plan
 from rules.ports import ALL_PORTS, PortRange, coalesce, have, subtract
 from rules.stale import Displaced, Due, Forbidden, Forgotten, Led, Whom
+from rules.values import replace
 
 TRANSLATING = (Chain.PREROUTING, Chain.OUTPUT)
 
@@ -98,14 +99,46 @@ def _meeting_led(led: Iterable[Led], gone: Sequence[PortRange]) -> tuple[Led, ..
     )
 
 
-def _forbidden(plan: Plan) -> list[Forbidden]:
-    """Where filters changed: of every guest that is guarded, what is not accepted now."""
+def still_due(due: Iterable[Due], plan: Plan) -> Iterator[Due]:
+    """What was due before a plan and was not done yet, without what the plan leads there again, and
+    without what it decides anew."""
+    new = _ways([*plan.add, *(rule for _, rule in plan.change)])
+    led = _led(new)
+    anew = _filters_change(plan)
+    for one in due:
+        if isinstance(one, Forgotten):
+            again = _led_again(one, led)
+            shut = subtract(one.shut, _at(new, one.family, None)) if one.shut else ()
+            same = not again and shut == one.shut
+            spared = tuple(dict.fromkeys((*one.spared, *again)))
+            yield one if same else replace(one, spared=spared, shut=shut)
+        elif not (anew and isinstance(one, Forbidden)):
+            yield one
+
+
+def _led_again(one: Forgotten, led: Mapping[tuple[object, ...], list[Led]]) -> list[Led]:
+    return [
+        way
+        for (family, protocol, to), ways in led.items()
+        if (family, protocol) == (one.family, one.protocol)
+        and (to == one.answerer or one.endpoints)
+        for way in _meeting_led(ways, one.ports)
+    ]
+
+
+def _filters_change(plan: Plan) -> bool:
     written = [*plan.add, *(rule for _, rule in plan.change)]
     old = [one.rule for one in plan.remove if isinstance(one, Live)]
     old += [live.rule for live, _ in plan.change]
     filters = any(rule.chain in POLICED for rule in (*written, *old))
-    if not filters and plan.sets == plan.sets_before:
+    return filters or plan.sets != plan.sets_before
+
+
+def _forbidden(plan: Plan) -> list[Forbidden]:
+    """Where filters changed: of every guest that is guarded, what is not accepted now."""
+    if not _filters_change(plan):
         return []
+    written = [*plan.add, *(rule for _, rule in plan.change)]
     now = [*written, *(live.rule for live in plan.unchanged)]
     return forbidden([rule for rule in now if rule.chain in POLICED], plan.sets)
 

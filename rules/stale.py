@@ -1,12 +1,12 @@
 """Flows as conntrack knows them, and values that tell which of them are to be forgotten. What is
 due after a change is decided in rules/flows.py."""
 
-from collections.abc import Set
+from collections.abc import Iterable, Sequence, Set
 
 from rules.model import FORWARDED, NUMBERS, OWN, Address, Family, Network, Protocol
 from rules.policies import holder
-from rules.ports import PortRange, have
-from rules.values import Value
+from rules.ports import PortRange, coalesce, have
+from rules.values import Value, replace
 
 KNOWN = frozenset(NUMBERS[protocol] for protocol in FORWARDED)
 
@@ -142,3 +142,24 @@ class Forbidden(Value, kw_only=True):
 
 
 Due = Forgotten | Forbidden | Displaced
+
+
+def merged(due: Iterable[Due]) -> tuple[Due, ...]:
+    """The same flows in fewer values; of what policies forbid a guest, only the latest counts."""
+    alike: dict[Due, list[Forgotten | Displaced]] = {}
+    latest: dict[object, Forbidden] = {}
+    for one in due:
+        if isinstance(one, Forbidden):
+            latest[one.family, one.guest, one.incoming] = one
+        else:
+            bare = {"shut": ()} if isinstance(one, Forgotten) else {}
+            alike.setdefault(replace(one, ports=(), **bare), []).append(one)
+    return (*(_joined(some) for some in alike.values()), *latest.values())
+
+
+def _joined(some: Sequence[Forgotten | Displaced]) -> Forgotten | Displaced:
+    if len(some) == 1:
+        return some[0]
+    shut = coalesce(one for each in some if isinstance(each, Forgotten) for one in each.shut)
+    more = {"shut": shut} if isinstance(some[0], Forgotten) else {}
+    return replace(some[0], ports=coalesce(one for each in some for one in each.ports), **more)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Protocol
 
 from rules.load import Tracking
@@ -85,6 +86,16 @@ class Glimpse(Value, kw_only=True):
     sysctls: Mapping[str, str]
 
 
+class Flushed(Value, kw_only=True):
+    """How far the forgetting of flows has come."""
+
+    count: int = 0  # of flows that were forgotten since this was last asked
+    asked: int = 0  # times that flows were to be forgotten, each after a commit or a look
+    done: int = 0  # of these, so many from the first on are done
+    waiting: Mapping[str, str] = MappingProxyType({})  # namespaces where it failed, and why
+    failures: tuple[str, ...] = ()  # why it is not known what was to be forgotten
+
+
 class Kernel(Protocol):
     """Where namespaces are."""
 
@@ -102,5 +113,5 @@ class Kernel(Protocol):
     def resources(self, netns: str) -> Mapping[str, str]:
         """Which link of a pod backs each of its network resources, as the pod itself tells."""
 
-    def afterwards(self, beat: Beat) -> int:
-        """Do what was put off until every commit is made; returns how many flows were forgotten."""
+    def afterwards(self, beat: Beat) -> Flushed:
+        """Begin what was put off until every commit is made; how far it has come."""

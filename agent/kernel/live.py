@@ -1,9 +1,6 @@
 """The kernel of this machine, a namespace at a time: what reconcile observes and commits to."""
 
-import functools
 import os
-import queue
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, suppress
 
@@ -11,10 +8,11 @@ from agent.errors import BackendMissing, Failure, NoNamespace, TryAgain
 from agent.kernel import counters, rtnetlink, sysctl
 from agent.kernel import netns as namespaces
 from agent.kernel.backends import ASKED, AUTO, IPTABLES, NFTABLES, Workers, chosen, legacy_is_live
-from agent.kernel.conntrack import Conntrack, is_idle, tracked
+from agent.kernel.conntrack import is_idle, tracked
+from agent.kernel.deferred import AtOnce, Deferred, Flush, identity_of
 from agent.kernel.events import Events
 from agent.kernel.iptables import Iptables, require
-from agent.kernel.kinds import Beat, Generation, Glimpse, Known
+from agent.kernel.kinds import Beat, Flushed, Generation, Glimpse, Known
 from agent.kernel.nftables import Nftables, generation_of, has_table, kubevirt_in, netlink
 from agent.kernel.node import look
 from agent.kernel.pods import POD, Pods
@@ -40,70 +38,8 @@ from rules.publish import Node
 from rules.stale import Due
 from rules.values import replace
 
-MOST_TO_CLOSE = 32  # sockets and contexts that wait for it: each is memory, and keeps its namespace
 SERVICES = "Services are always published with nftables"
 KUBELET_ROOT = "/var/lib/kubelet"
-
-Forgetting = Callable[[Beat], int]  # tells how many flows it was
-
-
-class AtOnce:
-    """For who opens one namespace after the other: what comes after a commit comes right after."""
-
-    def forget(self, task: Forgetting) -> None:
-        task(lambda: None)
-
-    def close(self, task: Callable[[], None]) -> None:
-        task()
-
-    def forgotten(self, beat: Beat) -> int:  # noqa: ARG002 - nothing was put off
-        return 0
-
-
-class Deferred:
-    """For who keeps many namespaces: flows are forgotten when all have their rules, and sockets are
-    closed by another thread. To close one of netfilter after rules were deleted waits until the
-    kernel has destroyed them."""
-
-    def __init__(self) -> None:
-        self._forgetting: list[Forgetting] = []
-        self._closing: queue.Queue[Callable[[], None]] | None = None
-
-    def forget(self, task: Forgetting) -> None:
-        self._forgetting.append(task)
-
-    def forgotten(self, beat: Beat) -> int:
-        """Do all the forgetting, and return how many flows it was; the first failure is raised when
-        all was tried."""
-        due, self._forgetting = self._forgetting, []
-        count, failures = 0, []
-        for task in due:
-            beat()
-            try:
-                count += task(beat)
-            except Failure as failure:
-                failures.append(failure)
-            except Exception as error:  # a bug met in one namespace must not stop the others
-                failures.append(Failure(f"unexpected {type(error).__name__}: {error}"))
-        if failures:
-            raise failures[0]
-        return count
-
-    def close(self, task: Callable[[], None]) -> None:
-        if self._closing is None:
-            self._closing = queue.Queue(MOST_TO_CLOSE)
-            threading.Thread(target=_close_all, args=[self._closing], daemon=True).start()
-        try:
-            self._closing.put_nowait(task)
-        except queue.Full:  # whoever holds one namespace must not keep others from being closed
-            task()
-
-
-def _close_all(tasks: "queue.Queue[Callable[[], None]]") -> None:
-    """For as long as the process lives: whoever has something to close waits where nobody does."""
-    while True:
-        with suppress(Exception):  # what cannot be closed is no reason to close nothing any more
-            tasks.get()()
 
 
 class LiveNamespace:
@@ -131,11 +67,9 @@ class LiveNamespace:
             why = SERVICES if netns == NODE else ASKED
             self._backends = chosen(backend, descriptor, workers, known, why)
         self.backend, self.reason = self._backends.name, self._backends.reason
-        self._conntrack: Conntrack | None = None
         self._due: list[Plan] = []  # whose flows are to be forgotten after the next whole commit
         self._deleted = False  # something, so that closing takes its time
-        status = os.fstat(descriptor)
-        self.identity = (status.st_dev, status.st_ino)
+        self.identity = identity_of(descriptor)
 
     @property
     def generation(self) -> Generation | None:
@@ -186,6 +120,7 @@ class LiveNamespace:
             for change in plan.sysctls:
                 sysctl.write(change.name, change.after)
         self._due.append(plan)  # a stale commit may have done a part of it
+        self._later.announce(self._netns, self.identity, plan)
         self._deleted |= not plan.only_adds
         self._backends.tables.commit(plan)
         if self._proving:
@@ -194,7 +129,7 @@ class LiveNamespace:
             gone = Plan(netns=plan.netns, table=Table.DELETE, remove=plan.leftovers)
             self._backends.other.commit(gone)
         plans, self._due = self._due, []
-        self._forget(lambda: [one for plan in plans for one in forgotten(plan)])
+        self._forget(lambda: [one for plan in plans for one in forgotten(plan)], plans)
 
     def sweep(
         self, rules: Iterable[Rule], sets: Mapping[Peers, Members], guests: Set[Address]
@@ -202,28 +137,26 @@ class LiveNamespace:
         filters = [rule for rule in rules if rule.chain in POLICED]
         self._forget(lambda: [*unmade(rules, guests), *forbidden(filters, sets)])
 
-    def _forget(self, due: Callable[[], Sequence[Due]]) -> None:
+    def _forget(self, due: Callable[[], Sequence[Due]], plans: Sequence[Plan] = ()) -> None:
         with self._inside():
-            if is_idle():
-                return
-            if self._conntrack is None:
-                self._conntrack = Conntrack()
-        own = {a.ip for link in self.surroundings().links for a in link.addresses}
-        task = functools.partial(_forget, self._conntrack, due, own, self._netns)
-        self._later.forget(task)
+            idle = is_idle()
+        if idle:
+            self._later.idle(self._netns, self.identity)
+            return
+        flush = Flush(netns=self._netns, identity=self.identity, due=due, plans=tuple(plans))
+        self._later.forget(flush, self._descriptor)
 
     def exclusive(self) -> AbstractContextManager[None]:
         """Others of us wait their turn."""
         return self._turns.taken(self._descriptor)
 
     def close(self) -> None:
-        """Let go of the namespace, once there are no flows to be forgotten in it any more."""
+        """Let go of the namespace."""
+        self._later.conclude(self._netns, self.identity)
         if self._deleted:
             self._later.close(self._backends.close)
         else:
             self._backends.close()
-        if self._conntrack is not None:
-            self._later.forget(functools.partial(_close, self._conntrack, self._later))
 
     def _inside(self) -> AbstractContextManager[None]:
         return _inside(self._descriptor, self._netns)
@@ -240,34 +173,15 @@ def _inside(descriptor: int, netns: str) -> Iterator[None]:
         raise Failure(f"cannot work in namespace {netns}: {error}") from error
 
 
-def _forget(
-    conntrack: Conntrack,
-    due: Callable[[], Sequence[Due]],
-    own: Set[Address],
-    netns: str,
-    beat: Beat,
-) -> int:
-    found = due()
-    try:
-        return conntrack.forget(found, own, beat) if found else 0
-    except OSError as error:
-        raise Failure(f"cannot forget flows in namespace {netns}: {error.strerror}") from error
-
-
-def _close(conntrack: Conntrack, later: AtOnce | Deferred, beat: Beat) -> int:  # noqa: ARG001 - as all
-    later.close(conntrack.close)
-    return 0
-
-
 class LiveKernel:
-    """Every namespace of this machine. Who keeps many of them asks to defer what can wait, and
+    """Every namespace of this machine. Who keeps many of them has what can wait done later, and
     calls `afterwards` when the rules of all are made."""
 
     def __init__(
         self,
         backend: str = AUTO,
         *,
-        defer: bool = False,
+        later: Deferred | None = None,
         events: Events | None = None,
         pods: Pods | None = None,
         proving: bool = False,
@@ -279,7 +193,7 @@ class LiveKernel:
         self.pods = pods or Pods(KUBELET_ROOT)
         self._events = events
         self._workers = Workers()
-        self._later = Deferred() if defer else AtOnce()
+        self._later = later or AtOnce()
         self._turns = Turns()
 
     def names(self) -> list[str]:
@@ -350,8 +264,8 @@ class LiveKernel:
     def resources(self, netns: str) -> Mapping[str, str]:
         return self.pods.resources(netns.removeprefix(POD)) if netns.startswith(POD) else {}
 
-    def afterwards(self, beat: Beat = lambda: None) -> int:
-        return self._later.forgotten(beat)
+    def afterwards(self, beat: Beat = lambda: None) -> Flushed:
+        return self._later.flushed(beat, self.found)
 
     def check(self) -> None:
         """Whether we may do here, in our own namespace, what is to be done in others. Nothing is

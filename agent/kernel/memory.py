@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from agent.errors import NoNamespace, Stale
-from agent.kernel.kinds import Beat, Generation, Glimpse, Known
+from agent.kernel.kinds import Beat, Flushed, Generation, Glimpse, Known
 from rules.load import Tracking
 from rules.model import Address, Foreign, Live, Members, Observed, Peers, Rule, Surroundings
 from rules.plan import Plan, Table
@@ -163,5 +163,5 @@ class MemoryKernel:
     def resources(self, netns: str) -> dict[str, str]:  # noqa: ARG002 - there are no pods
         return {}
 
-    def afterwards(self, beat: Beat) -> int:  # noqa: ARG002 - there are no flows
-        return 0
+    def afterwards(self, beat: Beat) -> Flushed:  # noqa: ARG002 - there are no flows
+        return Flushed()

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.kernel.lab import POD, Lab
+from agent.kernel.conntrack import NETLINK_NETFILTER
+from agent.kernel.lab import GUEST, POD, Lab
+from agent.kernel.netns import inside, opened
 from agent.kernel.probe import asks, connected, echoing
 from rules.model import Family, Protocol
-from tests.daemon.running import A_MOMENT, Node, comes_to_forward, forwarded
-from tests.spaces import ROOT, eventually, lab, manifest, run
+from tests.daemon.running import A_MOMENT, PATIENCE, Node, comes_to_forward, forwarded
+from tests.netns.test_forgetting import fill, tracked
+from tests.spaces import ROOT, eventually, lab, manifest, nft, run
 
 HERE = POD[0].ip
 KEPT, CLOSED = 1500, 7000
@@ -84,7 +87,7 @@ def test_a_range_that_goes_takes_its_flows_with_it_and_no_others(node: Node, wir
             node.save("a.yaml", manifest(wired.pod, "1000-2000/udp,7000-7010/udp"))
             assert comes_to_forward(wired.pod, "udp 1000-2000", "udp 7000-7010", seconds=A_MOMENT)
             assert eventually(lambda: answered(closed), A_MOMENT)
-        assert daemon.metric("conntrack_forgotten_total") >= 3
+        assert eventually(lambda: daemon.metric("conntrack_forgotten_total") >= 3)
         asked = stream.asked
         assert eventually(lambda: stream.asked > asked)
     assert stream.asked > 100
@@ -138,15 +141,17 @@ def test_ports_that_go_while_the_rules_are_gone_are_closed_too(node: Node, wired
 
 MORTAL = """
 import os, signal
-from agent.kernel.live import Deferred
+from agent.kernel.deferred import Deferred
 from agent.entry import main
 
-def forgotten(deferred, beat):
-    if deferred._forgetting:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return 0
+flushed = Deferred.flushed
 
-Deferred.forgotten = forgotten
+def mortal(deferred, *given):
+    if deferred._asked:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return flushed(deferred, *given)
+
+Deferred.flushed = mortal
 main()
 """
 
@@ -173,3 +178,80 @@ def test_who_is_killed_before_the_flows_are_forgotten_leaves_them_to_the_next(
         with node.running():
             assert eventually(lambda: not answered(closed), A_MOMENT)
             assert answered(kept)
+
+
+# ------------------------------------------------------------------------------- many, and none
+
+
+MANY = 40_000  # flows, in a table for 262,144 of all who are tested at the same time
+
+
+def count(netns: str) -> int:
+    with opened(netns) as descriptor, inside(descriptor, netns):
+        return tracked()
+
+
+def test_another_namespace_is_repaired_while_flows_are_forgotten(
+    node: Node, wired: Lab, blue: str
+) -> None:
+    """However many they are: they take seconds, and who repairs does not wait for them."""
+    node.save("a.yaml", manifest(wired.pod, "1000-2000,7000-7010"))
+    node.save("b.yaml", manifest(blue, "22", "two"))
+    with (
+        node.running() as daemon,
+        opened(wired.pod) as descriptor,
+        inside(descriptor, wired.pod),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER) as netlink,
+    ):
+        fill(netlink, MANY, CLOSED, to=HERE, answerer=GUEST[0].ip)
+        node.save("a.yaml", manifest(wired.pod, "1000-2000"))
+        assert comes_to_forward(wired.pod, "tcp 1000-2000")
+        nft(blue, "flush ruleset")
+        assert comes_to_forward(blue, "tcp 22")
+        assert count(wired.pod) > MANY // 4, "the repair came after the flows"
+        assert eventually(lambda: count(wired.pod) < MANY // 4, PATIENCE)
+        assert eventually(lambda: daemon.metric("conntrack_forgotten_total") >= MANY, PATIENCE)
+
+
+REFUSED = """
+from pathlib import Path
+from agent.errors import Failure
+from agent.kernel.deferred import Deferred
+
+ask = Deferred._asked_worker
+
+def refuse(deferred, *given):
+    if not Path(__file__).with_suffix(".may").exists():
+        raise Failure("not permitted")
+    return ask(deferred, *given)
+
+Deferred._asked_worker = refuse
+"""
+
+
+def test_flows_that_could_not_be_forgotten_are_told_of_and_forgotten_as_soon_as_they_can_be(
+    node: Node, wired: Lab, tmp_path: Path
+) -> None:
+    """A file that Python reads at its start has the daemon fail."""
+    script = tmp_path / "sitecustomize.py"
+    script.write_text(REFUSED)
+    note = "flows not flushed yet: not permitted"
+    node.save("a.yaml", manifest(wired.pod, "1000-2000/udp,7000-7010/udp"))
+    with (
+        flow(wired, CLOSED) as closed,
+        flow(wired, KEPT) as kept,
+        node.running(environment={"PYTHONPATH": str(tmp_path)}) as daemon,
+    ):
+        assert eventually(lambda: answered(closed))
+        assert answered(kept)
+        node.save("a.yaml", manifest(wired.pod, "1000-2000/udp"))
+        assert comes_to_forward(wired.pod, "udp 1000-2000", seconds=A_MOMENT)
+        assert eventually(lambda: note in daemon.standing(wired.pod)["notes"])
+        assert daemon.metric("conntrack_unflushed") == 1
+        assert daemon.says("flows not flushed yet", netns=wired.pod)
+        assert answered(closed), "somebody has forgotten it"
+        script.with_suffix(".may").touch()
+        assert eventually(lambda: not answered(closed), PATIENCE)
+        assert eventually(lambda: daemon.metric("conntrack_unflushed") == 0, A_MOMENT)
+        assert note not in daemon.standing(wired.pod)["notes"]
+        assert answered(kept)

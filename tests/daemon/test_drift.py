@@ -15,6 +15,7 @@ import pytest
 
 from agent import keeper as keeping
 from agent.keeper import Keeper
+from agent.kernel.deferred import Deferred
 from agent.kernel.live import LiveKernel
 from agent.log import Log
 from agent.metrics import Metrics
@@ -227,7 +228,7 @@ def test_what_others_do_to_the_legacy_tables_is_found_by_the_timer(blue: str) ->
     now = [1000.0]
     log = Log(io.StringIO(), clock=time.time)
     metrics = Metrics(lambda: Status(version="", pid=0, started=0.0), lambda _: {})
-    with using("iptables"), closing(LiveKernel("iptables", defer=True)) as kernel:
+    with using("iptables"), closing(LiveKernel("iptables", later=Deferred())) as kernel:
         keeper = Keeper(kernel, log, metrics, clock=lambda: now[0])
         keeper.want([vm("a", "22", netns=blue)])
         assert keeper.work(lambda: None, lambda: False)

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from agent.kernel.deferred import Deferred
 from agent.kernel.kinds import Known
 from agent.kernel.live import LiveKernel
 from agent.metrics import Metrics
@@ -100,7 +101,7 @@ class Giver:
         """As the daemon does after a start."""
         store = Store(str(self.folder), complain)
         publisher = Publisher(store, self.metrics, Publishing(), BANDS)
-        live = LiveKernel(NFTABLES, defer=True)
+        live = LiveKernel(NFTABLES, later=Deferred())
         before, known = None, self.known  # to list the table is slow, and tried elsewhere
         for step in range(steps):
             self.progress[:4] = step.to_bytes(4, "big")

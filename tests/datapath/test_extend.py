@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 import pytest
 
 from agent.errors import Failure
-from agent.kernel.conntrack import Conntrack
+from agent.kernel import deferred
 from agent.kernel.lab import CLIENT, POD, Lab
 from agent.kernel.probe import asks, connected, echoing, reached
 from agent.reconcile import keep, wish_of
@@ -231,7 +231,7 @@ def test_what_survived_a_guard_does_not_survive_its_correction(wired: Lab) -> No
             assert answers(client)
         bad, good = shut(vm("desktop", "22")), vm("desktop", DECLARED)
         with pytest.MonkeyPatch.context() as forgetful:
-            forgetful.setattr(Conntrack, "forget", lambda *_, **__: 0)
+            forgetful.setattr(deferred, "forget", lambda *_: 0)
             outcome = keep(wired.pod, wish_of([bad]), namespace, before=None)
         assert all(answers(client) for client in clients.values())
         keep(wired.pod, wish_of([good]), namespace, before=outcome.desired)

@@ -27,8 +27,9 @@ import yaml
 
 from agent.errors import NotPermitted
 from agent.keeper import Keeper
+from agent.kernel.deferred import Deferred
 from agent.kernel.events import Events, Lost, Moved
-from agent.kernel.kinds import Beat, Generation, Known, Namespace
+from agent.kernel.kinds import Beat, Flushed, Generation, Known, Namespace
 from agent.kernel.live import LiveKernel, LiveNamespace
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
 from agent.log import Log
@@ -262,7 +263,7 @@ class SteppedKernel(LiveKernel):
             yield Stepped(inner, self.step, netns)  # type: ignore[misc]  # as good as one
             self.step(netns, "close")
 
-    def afterwards(self, beat: Beat = lambda: None) -> int:
+    def afterwards(self, beat: Beat = lambda: None) -> Flushed:
         self.step("", "afterwards")
         return super().afterwards(beat)
 
@@ -304,7 +305,7 @@ def test_a_namespace_may_vanish_between_any_two_steps(blue: str) -> None:
 def vanishing(netns: str, other: str, last: int) -> list[str]:
     """The steps up to this one, before which the namespace vanishes; fewer if there is none."""
     steps: list[str] = []
-    kernel = SteppedKernel(defer=True)
+    kernel = SteppedKernel(later=Deferred())
     keeping = Keeping(kernel)
     build(netns)
     keeping.want(vm("a", "22", netns=netns))
@@ -338,7 +339,7 @@ def vanishing(netns: str, other: str, last: int) -> list[str]:
 
 @pytest.mark.parametrize("often", [3, 12], ids=["now and then", "longer than we are patient"])
 def test_a_stranger_who_edits_before_every_commit_of_ours(blue: str, red: str, often: int) -> None:
-    kernel = SteppedKernel(defer=True)
+    kernel = SteppedKernel(later=Deferred())
     keeping = Keeping(kernel)
     keeping.want(vm("a", OLD, netns=blue))
     raced: list[str] = []
@@ -377,7 +378,7 @@ def test_one_namespace_that_may_not_be_entered_keeps_no_other_from_its_rules(
             with super().opened(netns, known) as one:
                 yield one
 
-    kernel = Forbidding(defer=True)
+    kernel = Forbidding(later=Deferred())
     keeping = Keeping(kernel)
     keeping.want(vm("a", "22", netns=blue), vm("b", "22", netns=red))
     assert forwarded(red) == {"tcp 22"}
@@ -434,7 +435,7 @@ def test_who_could_not_hear_everything_looks_at_everything(node: Node, blue: str
 
 def test_a_small_room_for_events_is_told_to_be_too_small(blue: str) -> None:
     with closing(Events(room=4096)) as events:
-        keeping = Keeping(LiveKernel(defer=True, events=events))
+        keeping = Keeping(LiveKernel(later=Deferred(), events=events))
         keeping.want(vm("a", "22", netns=blue))
         burst(blue, 100)
         heard = events.read()
@@ -521,7 +522,7 @@ def test_a_state_directory_that_is_full(node: Node, blue: str) -> None:
 
 
 def test_a_calendar_that_jumps_is_nothing_to_anybody(blue: str) -> None:
-    keeping = Keeping(LiveKernel(defer=True))
+    keeping = Keeping(LiveKernel(later=Deferred()))
     for port, years in (("22", 0.0), ("23", -0.1), ("24", 20.0), ("25", -50.0)):
         keeping.date += years * 365 * 86400
         keeping.want(vm("a", port, netns=blue))
@@ -644,7 +645,7 @@ def grows_always(keeping: Keeping, netns: str, count: int) -> bool:
 
 
 def test_descriptors_and_memory_stay_as_they_are(blue: str) -> None:
-    live = Keeping(LiveKernel(defer=True))
+    live = Keeping(LiveKernel(later=Deferred()))
     grown(live, blue, REAL // 4)
     assert eventually(lambda: descriptors() <= 40)
     before = descriptors()

@@ -9,7 +9,8 @@ from ipaddress import ip_address, ip_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.kernel.conntrack import Glance, flow_of
+from agent.kernel.conntrack import flow_of
+from agent.kernel.flush import Glance
 from agent.kernel.netlink import Attributes, attribute
 from rules.model import NUMBERS, OWN, Family, Protocol
 from rules.ports import PortRange, coalesce
