@@ -434,6 +434,7 @@ class Observed(Value, kw_only=True):
     leftovers: tuple[Live | Foreign, ...] = ()  # rules of ours that the other backend holds
     standing: frozenset[tuple[Family, Chain]] = frozenset()  # of iptables: our chains
     jumped: frozenset[tuple[Family, Chain]] = frozenset()  # of iptables: those that are jumped to
+    behind: frozenset[tuple[Family, Chain]] = frozenset()  # of these: behind rules of others
     sysctls: Mapping[str, str] = MappingProxyType({})
     # Of nftables: the lookups that are there, with the handles of their rules; None: it has none.
     mapped: Mapping[Lookup, int] | None = None

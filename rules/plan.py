@@ -57,6 +57,7 @@ class Plan(Value, kw_only=True):
     unchanged: tuple[Live, ...] = ()
     standing: frozenset[tuple[Family, Chain]] = frozenset()  # as observed, for iptables
     jumped: frozenset[tuple[Family, Chain]] = frozenset()
+    behind: frozenset[tuple[Family, Chain]] = frozenset()
     sysctls: tuple[SysctlChange, ...] = ()
     mapped: Mapping[Lookup, int] = MappingProxyType({})  # as observed, for nftables
     maps: frozenset[Lookup] = frozenset()  # what is to be a map afterwards
@@ -124,6 +125,7 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
         unchanged=unchanged,
         standing=observed.standing,
         jumped=observed.jumped,
+        behind=observed.behind,
         sysctls=tuple(
             SysctlChange(sysctl.name, observed.sysctls.get(sysctl.name), sysctl.value)
             for sysctl in sorted(desired.sysctls, key=_turn)

@@ -57,7 +57,7 @@ def plan_text(plan: Plan) -> list[str]:
         lines.append("- an empty table")
     lines += aligned([_line(*entry) for entry in _entries(plan)])
     lines += [_set_line(one) for one in _set_changes(plan)]
-    lines += [f"~ chain {chain.value} is put back" for chain in _put_back(plan)]
+    lines += [f"~ chain {chain.value} {_how(plan, chain)}" for chain in _put_back(plan)]
     lines += [f"~ {words}" for words in _reshaped(plan).values()]
     lines += aligned(
         [[*_line(old, None), "(left over in the other backend)"] for old in plan.leftovers]
@@ -256,8 +256,14 @@ def _set_json(peers: Peers, members: Members | None) -> Json | None:
     return {"name": str(peers), "members": [str(one) for one in _sorted(members)]}
 
 
+def _how(plan: Plan, chain: Chain) -> str:
+    moved = any(chain is one for _, one in plan.behind)
+    return "is moved before rules of others" if moved else "is put back"
+
+
 def _put_back(plan: Plan) -> list[Chain]:
-    """Chains that went, or are no longer jumped to, and whose rules did not go with them."""
+    """Chains that went, are no longer jumped to, or come after others, and whose rules are still
+    there."""
     written = {rule.chain for rule in plan.add}
     return [chain for chain in plan.chains if plan.table is Table.KEEP and chain not in written]
 

@@ -68,7 +68,7 @@ class Delete(Value):
 
 
 class Ensure(Value):
-    """That a chain of ours is there, and jumped to."""
+    """That a chain of ours is there, and jumped to before anything else."""
 
     chain: Chain
 
@@ -218,6 +218,7 @@ def decode(listings: Mapping[Family, Mapping[str, object]]) -> Observed:
     broken: set[Chain] = set()
     standing: set[tuple[Family, Chain]] = set()
     jumped: set[tuple[Family, Chain]] = set()
+    behind: set[tuple[Family, Chain]] = set()
     for family, listing in listings.items():
         chains: dict[str, list[Json]] = listing["chains"]  # type: ignore[assignment]
         jumps: dict[str, list[int]] = listing["jumps"]  # type: ignore[assignment]
@@ -229,8 +230,10 @@ def decode(listings: Mapping[Family, Mapping[str, object]]) -> Observed:
             standing.add((family, chain))
             if places:
                 jumped.add((family, chain))
+            if rules and places and places[0] > 0:  # others decide first
+                behind.add((family, chain))
             if places or rules:  # an empty chain that nothing leads to is as good as none
-                (made if places else broken).add(chain)
+                (made if places and (family, chain) not in behind else broken).add(chain)
             hook = f"{family.value} {table(chain)} {built_in(chain)}"
             foreign += [Foreign(hook, place, "a second jump to our chain") for place in places[1:]]
             for found in _decode_chain(family, chain, rules):
@@ -245,6 +248,7 @@ def decode(listings: Mapping[Family, Mapping[str, object]]) -> Observed:
         table=bool(standing),
         standing=frozenset(standing),
         jumped=frozenset(jumped),
+        behind=frozenset(behind),
     )
 
 
@@ -303,7 +307,9 @@ def _lines(plan: Plan, family: Family, edit: Edit) -> Iterator[str]:
         case Ensure(chain):
             if (family, chain) not in plan.standing:
                 yield f"-N {name(chain)}"
-            if (family, chain) not in plan.jumped:
+            if (family, chain) in plan.behind:
+                yield f"-D {built_in(chain)} {_jump(chain)}"
+            if (family, chain) not in plan.jumped - plan.behind:
                 yield f"-I {built_in(chain)} {_jump(chain)}"
         case Put(rule, None):
             yield f"-A {name(rule.chain)} {statement(rule)}"

@@ -241,8 +241,12 @@ def _ensure(table: Any, family: str, name: str, built_in: str) -> None:
     if not table.is_chain(name):
         table.create_chain(name)
     hook = iptc.Chain(table, built_in)
-    if not _jumps(hook, family):
-        hook.insert_rule(_encoded(_jump(name), family))
+    places = _jumps(hook, family)
+    if places[:1] == [0]:
+        return
+    for place in places[:1]:  # others have come before it, and would decide first
+        _delete(table, family, built_in, place)
+    hook.insert_rule(_encoded(_jump(name), family))
 
 
 def _delete(table: Any, _family: str, name: str, place: int) -> None:

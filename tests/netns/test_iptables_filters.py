@@ -182,6 +182,18 @@ def test_our_jump_comes_first_and_a_second_one_goes(netns: str) -> None:
     assert hooked(netns) == [jump, theirs]
 
 
+def test_our_jump_stays_first_whoever_comes_before_it(netns: str) -> None:
+    applied(netns, guarded())
+    jump = "-A FORWARD -m comment --comment portranger -j PORTRANGER-FORWARD"
+    for number in (1, 2):
+        in_filter(netns, f"-I FORWARD -p udp --dport {number} -j ACCEPT")
+        assert hooked(netns)[0] != jump
+        assert applied(netns, guarded()).chains == (Chain.FORWARD,)
+        assert hooked(netns)[0] == jump
+        assert len(hooked(netns)) == number + 1
+        assert applied(netns, guarded()).empty
+
+
 def hooked(netns: str) -> list[str]:
     text = within(netns, "iptables-legacy-save", "-t", "filter")
     return [line for line in text.splitlines() if line.startswith("-A FORWARD")]

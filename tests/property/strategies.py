@@ -404,8 +404,11 @@ class ListedChains:
     def _ensure(self, name: str, built_in: str) -> None:
         assert hook_of(name).endswith(f" {built_in}")
         self.chains.setdefault(name, [])
-        if name not in self.chains[hook_of(name)]:
-            self.chains[hook_of(name)].insert(0, name)
+        hook = self.chains[hook_of(name)]
+        if hook[:1] != [name]:
+            if name in hook:
+                hook.remove(name)
+            hook.insert(0, name)
 
     def _delete(self, name: str, place: int) -> None:
         assert self.chains[name][place] != THEIRS

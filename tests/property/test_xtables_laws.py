@@ -96,7 +96,10 @@ insertions = st.tuples(
 mischief = st.lists(
     insertions
     | st.tuples(
-        st.sampled_from(["jump again", "unhook", "lose", "flush"]), families, chain_names, places
+        st.sampled_from(["jump again", "unhook", "overtake", "lose", "flush"]),
+        families,
+        chain_names,
+        places,
     ),
     max_size=6,
 )
@@ -121,6 +124,9 @@ def disturb(table: LegacyFamilies, tricks: list[tuple[Any, ...]]) -> None:
             hook.insert(place, chain_name)
         elif trick == "unhook" and chain_name in hook:
             hook.remove(chain_name)
+        elif trick == "overtake" and chain_name in hook:
+            hook.remove(chain_name)
+            hook.append(chain_name)
         elif trick == "lose" and place < len(chains[chain_name]):
             del chains[chain_name][place]
         elif trick == "flush":

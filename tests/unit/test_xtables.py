@@ -9,6 +9,7 @@ import pytest
 
 from rules.model import Chain, Desired, Family, Foreign, Live, Observed, Rule
 from rules.plan import Plan, Table, diff
+from rules.render import plan_text
 from rules.values import replace
 from rules.xtables import (
     FILTER,
@@ -465,6 +466,26 @@ def test_a_jump_that_is_missing_is_put_back_in_its_family_alone() -> None:
     assert settled(table, forward(), forward(to=V6))
     for family in Family:
         assert table[family].chains["nat PREROUTING"] == [PREROUTING, THEIRS, THEIRS]
+
+
+def test_a_jump_that_others_came_before_is_first_again_in_its_family_alone() -> None:
+    table = holding(forward(), forward(to=V6))
+    table[Family.IP].chains["nat PREROUTING"].insert(0, THEIRS)
+    plan = planned(table, forward(), forward(to=V6))
+    assert (plan.chains, plan.add, plan.remove) == ((Chain.PREROUTING,), (), ())
+    assert plan_text(plan)[1:] == ["  ~ chain prerouting is moved before rules of others"]
+    jump = f"PREROUTING {JUMP} {PORTRANGER_PREROUTING}"
+    assert script(plan).splitlines() == ["*nat", f"-4 -D {jump}", f"-4 -I {jump}", "COMMIT"]
+    assert settled(table, forward(), forward(to=V6))
+    assert table[Family.IP].chains["nat PREROUTING"] == [PREROUTING, THEIRS, THEIRS, THEIRS]
+    assert table[Family.IP6].chains["nat PREROUTING"] == [PREROUTING, THEIRS, THEIRS]
+
+
+def test_an_empty_chain_that_others_came_before_is_left_there() -> None:
+    table = holding(forward(), forward(to=V6))
+    assert settled(table, forward())  # which leaves the chain of IPv6 empty
+    table[Family.IP6].chains["nat PREROUTING"].insert(0, THEIRS)
+    assert planned(table, forward()).empty
 
 
 def test_a_jump_put_back_beside_a_removal_moves_no_place() -> None:
