@@ -141,16 +141,21 @@ def _programs(paths: Iterable[Path]) -> Iterator[Entry]:
 
 def _modules(tree: Path) -> Iterator[Entry]:
     """The modules, named so that each comes after those it needs."""
+    for number, (name, content) in enumerate(module_files(tree, MODULES).items()):
+        place = f"lib/modules/{number:02}-{name}.ko"
+        yield Entry(name=place, mode=stat.S_IFREG | 0o644, content=content)
+
+
+def module_files(tree: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Modules of the kernel in a tree with all they depend on, each after those it needs."""
     found = {
         path.name.partition(".")[0].replace("-", "_"): path
         for path in tree.glob("**/lib/modules/**/*.ko*")
     }
     contents: dict[str, bytes] = {}
-    for name in MODULES:
+    for name in names:
         _gather(name, found, contents)
-    for number, (name, content) in enumerate(contents.items()):
-        place = f"lib/modules/{number:02}-{name}.ko"
-        yield Entry(name=place, mode=stat.S_IFREG | 0o644, content=content)
+    return contents
 
 
 def _gather(name: str, found: dict[str, Path], contents: dict[str, bytes]) -> None:

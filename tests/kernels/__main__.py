@@ -1,0 +1,93 @@
+"""`make test-kernels`: run the demo, the hitless suite and some tests on other kernels, under qemu.
+
+    python -m tests.kernels [KERNEL ...] [--suites NAME ...] [--changes N] [--rate N] [--write]
+
+It ends by itself, with exit code 1 if a suite failed on a kernel, or could not be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.kernels import guest, matrix, suites
+from tests.kernels.images import SUITES, kernel, root
+from tests.kernels.matrix import Row
+from tests.kernels.packages import Unavailable
+from tests.spaces import ROOT
+from tests.vm.image import why_not
+
+DEFAULT = ("6.1", "6.12")
+CHANGES, CONTROL_CHANGES, RATE = 60, 300, 400
+DEMO_SECONDS, HITLESS_SECONDS, CONTROL_SECONDS, TEST_SECONDS = 180, 1500, 600, 900
+
+
+def main(words: Sequence[str]) -> int:
+    options = read(words)
+    if os.geteuid() != 0:
+        sys.exit("test-kernels: run it as root: it mounts file systems to make an image")
+    if reason := why_not():
+        sys.exit(f"test-kernels: {reason}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("test-kernels: stopped by a signal"))
+    try:
+        rows = [run(version, options) for version in options.kernels or DEFAULT]
+    except Unavailable as problem:
+        sys.exit(f"test-kernels: {problem}")
+    say(f"\n{matrix.matrix(rows)}\n\n{matrix.counts(rows)}")
+    if options.write:
+        matrix.write(rows)
+        say(f"\ntest-kernels: wrote {matrix.PAGE.relative_to(ROOT)}")
+    return 0 if all(row.good for row in rows) else 1
+
+
+def read(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="test-kernels", description=__doc__)
+    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help=f"of {', '.join(SUITES)}")
+    parser.add_argument("--suites", nargs="+", default=list(suites.NAMES), choices=suites.NAMES)
+    parser.add_argument("--changes", type=int, default=CHANGES, help="of each kind, when hitless")
+    parser.add_argument("--rate", type=int, default=RATE, help="new flows a second, when hitless")
+    parser.add_argument("--write", action="store_true", help="renew docs/kernels.md")
+    return parser.parse_args(words)
+
+
+def run(version: str, options: argparse.Namespace) -> Row:
+    """All chosen suites on one kernel."""
+    tell = teller(version)
+    tell("kernel and image, from the cache or from Debian's archive")
+    found, image = kernel(version), root()
+    steps = {
+        suites.DEMO: suites.demo(DEMO_SECONDS),
+        suites.HITLESS: suites.hitless(options.changes, options.rate, HITLESS_SECONDS),
+        suites.CONTROL: suites.control(CONTROL_CHANGES, options.rate, CONTROL_SECONDS),
+        suites.TESTS: suites.tests(TEST_SECONDS),
+    }
+    chosen = [step for name, step in steps.items() if name in options.suites]
+    tell(f"booting {found.release}")
+    with TemporaryDirectory() as folder:
+        client = suites.compile_client(Path(folder))
+        results = guest.run(found, image, chosen, {suites.CLIENT: client}, tell)
+    for result in results:
+        if suites.verdict(result) is not suites.Verdict.PASSED and result.name != suites.CONTROL:
+            tell(f"{result.name}: {suites.summary(result)}; its output ends with:")
+            say("\n".join(f"    {line}" for line in result.output.splitlines()[-40:]))
+    return Row(version=version, release=found.release, results=results)
+
+
+def teller(version: str) -> Callable[[str], None]:
+    """What prints progress, with the time since now."""
+    started = time.monotonic()
+    return lambda text: say(f"{version}: {time.monotonic() - started:4.0f} s: {text}")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - it speaks to a person at a terminal
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
