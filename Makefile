@@ -168,6 +168,11 @@ fuzz: venv ## feed every parser with what it does not expect: SECONDS=60 for eac
 kube-assets: packages-test venv ## build the API server that tests need, once: minutes, and Go; or set KUBEBUILDER_ASSETS
 	@$(BIN)/python -m tests.kubernetes.assets
 
+.PHONY: test-kernels
+test-kernels: KERNELS := 6.1 6.12
+test-kernels: root packages-kernels venv ## boot other kernels under qemu, and run the demo, the hitless suite and some tests there
+	@$(BIN)/python -m tests.kernels $(KERNELS) $(ARGS)
+
 ##@ Set it up
 
 .PHONY: venv
@@ -207,12 +212,13 @@ packages-deb: PYTHON := $(DEBIAN_PYTHON)
 packages-python packages-runtime packages-test packages-deb:
 	@$(install_packages)
 
-.PHONY: packages-vm packages-cluster packages-image package-vagrant
+.PHONY: packages-vm packages-kernels packages-cluster packages-image package-vagrant
 packages-vm: PACKAGES := $(RUNTIME_PACKAGES) $(VM_PACKAGES)
+packages-kernels: PACKAGES := $(RUNTIME_PACKAGES) $(VM_PACKAGES) debootstrap systemd-container e2fsprogs
 packages-cluster: PACKAGES := curl
 packages-image: PACKAGES := podman
 package-vagrant: PACKAGES := vagrant
-packages-vm packages-cluster packages-image:
+packages-vm packages-kernels packages-cluster packages-image:
 	@$(install_packages)
 
 # Not every Debian has it: without it, its test says so.
@@ -242,6 +248,7 @@ present() {
         nftables) command -v nft ;;
         procps) command -v sysctl ;;
         qemu-system-x86) command -v qemu-system-x86_64 ;;
+        e2fsprogs) command -v mke2fs ;;
         systemd-container) command -v systemd-nspawn ;;
         netavark) command -v netavark || test -x /usr/lib/podman/netavark ;;
         containernetworking-plugins) test -x /usr/lib/cni/portmap ;;

@@ -3,7 +3,8 @@ second, TCP and UDP, IPv4 and IPv6, to ports that stay declared, while the agent
 after another of each kind. A flow that is refused, not answered, or answered by the wrong port is
 lost: it is printed with the change that was under way, and fails the run.
 
-    python -m bench hitless [--changes N] [--rate N] [--kinds WORDS ...] [--single-transaction]
+    python -m bench hitless [--changes N] [--seconds N] [--rate N] [--kinds WORDS ...]
+                            [--single-transaction]
 
 It needs: root; Linux with nf_tables, nft_nat, nf_conntrack, veth and bridge; `nft` and `ip`; the
 packages that the agent needs itself; and gcc, unless HITLESS_CLIENT names the compiled client
@@ -19,6 +20,7 @@ import argparse
 import bisect
 import io
 import itertools
+import math
 import os
 import sys
 import tempfile
@@ -181,7 +183,15 @@ def changes_of(kind: Kind, agent: Agent) -> Iterator[Change]:
         yield lambda state=state: agent.take(state)  # type: ignore[misc]
 
 
-def run(kind: Kind, net: Net, program: str, *, changes: int, rate: int) -> Result:
+class Effort(Value, kw_only=True):
+    """How much is done for each kind: changes, for so long at most, and new flows a second."""
+
+    changes: int
+    seconds: float
+    rate: int
+
+
+def run(kind: Kind, net: Net, program: str, effort: Effort) -> Result:
     """Make changes of one kind while flows are opened."""
     with ExitStack() as stack:
         if kind.killed:
@@ -192,10 +202,13 @@ def run(kind: Kind, net: Net, program: str, *, changes: int, rate: int) -> Resul
             agent = stack.enter_context(working(net))
             agent.take(said(kind.states[0]))
             made = changes_of(kind, agent)
-        client = stack.enter_context(opening(program, net, kind.to, kind.flows, rate))
+        client = stack.enter_context(opening(program, net, kind.to, kind.flows, effort.rate))
         time.sleep(PAUSE)
         began, ended = [], []
-        for change in itertools.islice(made, changes):
+        end = time.monotonic() + effort.seconds
+        for change in itertools.islice(made, effort.changes):
+            if time.monotonic() > end:
+                break
             before = generations(net)
             began.append(time.monotonic())
             change()
@@ -205,7 +218,7 @@ def run(kind: Kind, net: Net, program: str, *, changes: int, rate: int) -> Resul
         counts = client.end()
     return Result(
         kind=kind.name,
-        changes=changes,
+        changes=len(ended),
         counts=counts,
         began=tuple(began),
         ended=tuple(ended),
@@ -263,7 +276,7 @@ def losses(result: Result) -> list[str]:
     return [*lines, *([f"  and {more} more"] if more else [])]
 
 
-def measure(chosen: Sequence[str], *, changes: int, rate: int) -> list[Result]:
+def measure(chosen: Sequence[str], effort: Effort) -> list[Result]:
     """Run the kinds whose names hold one of these words, or all; print as it goes."""
     found = []
     with built() as net, compiled() as program:
@@ -277,7 +290,7 @@ def measure(chosen: Sequence[str], *, changes: int, rate: int) -> list[Result]:
         width = max(len(one.name) for one in wanted) + 2
         print(heading(width), flush=True)
         for kind in wanted:
-            result = run(kind, net, program, changes=changes, rate=rate)
+            result = run(kind, net, program, effort)
             print("\n".join([row(result, width), *losses(result)]), flush=True)
             if result.trouble:
                 print(f"  NOT MEASURED: {result.trouble}", flush=True)
@@ -291,13 +304,17 @@ def main(words: Sequence[str]) -> None:
         prog="bench hitless", description="Count flows lost by changes."
     )
     parser.add_argument("--changes", type=int, default=CHANGES, help="of each kind")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="at most, for the changes of one kind"
+    )
     parser.add_argument("--rate", type=int, default=RATE, help="new flows a second")
     parser.add_argument("--kinds", nargs="+", default=[], help="words in the names of kinds")
     parser.add_argument("--single-transaction", action="store_true", help="show what that loses")
     options = parser.parse_args(words)
     print(f"Flows lost by changes, Linux {os.uname().release}", flush=True)
     with single_transaction() if options.single_transaction else ExitStack():
-        found = measure(options.kinds, changes=options.changes, rate=options.rate)
+        effort = Effort(changes=options.changes, seconds=options.seconds, rate=options.rate)
+        found = measure(options.kinds, effort)
     lost = sum(len(one.lost) for one in found)
     if lost or any(one.trouble for one in found):
         sys.exit(f"bench: {lost} flows lost")

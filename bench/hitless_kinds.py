@@ -60,11 +60,12 @@ def _ranges(net: Net) -> list[Kind]:
             f"one of {of} ranges comes and goes": ([spans, others], others),
             f"one of {of} grows and shrinks": (
                 [spans, [*others, (first, last + 20)], [*others, (first - 20, last)]],
-                spans,
+                # Half of the flows to the one that changes, which is the one that can lose them.
+                [*others, *[(first, last)] * len(others)],
             ),
             f"one of {of} moves": (
                 [spans, [*others, (first + 8, last + 8)]],
-                [*others, (first + 8, last)],
+                [*others, *[(first + 8, last)] * len(others)],
             ),
         }
         found += [_vm_kind(net, name, states, flows) for name, (states, flows) in edits.items()]

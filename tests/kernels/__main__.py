@@ -1,6 +1,7 @@
 """`make test-kernels`: run the demo, the hitless suite and some tests on other kernels, under qemu.
 
-    python -m tests.kernels [KERNEL ...] [--suites NAME ...] [--changes N] [--rate N] [--write]
+    python -m tests.kernels [KERNEL ...] [--suites NAME ...] [--kinds WORDS ...] [--changes N]
+                            [--seconds N] [--rate N] [--write]
 
 It ends by itself, with exit code 1 if a suite failed on a kernel, or could not be run.
 """
@@ -20,12 +21,15 @@ from tests.kernels import guest, matrix, suites
 from tests.kernels.images import SUITES, kernel, root
 from tests.kernels.matrix import Row
 from tests.kernels.packages import Unavailable
+from tests.kernels.suites import Effort
 from tests.spaces import ROOT
 from tests.vm.image import why_not
 
 DEFAULT = ("6.1", "6.12")
-CHANGES, CONTROL_CHANGES, RATE = 60, 300, 400
-DEMO_SECONDS, HITLESS_SECONDS, CONTROL_SECONDS, TEST_SECONDS = 180, 1500, 600, 900
+HITLESS = Effort(changes=200, seconds=40, rate=400)
+CONTROL = Effort(changes=1500, seconds=240, rate=400)
+# For each suite as a whole, before it is stopped.
+DEMO_SECONDS, HITLESS_SECONDS, CONTROL_SECONDS, TEST_SECONDS = 180, 2400, 480, 1200
 
 
 def main(words: Sequence[str]) -> int:
@@ -50,8 +54,11 @@ def read(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="test-kernels", description=__doc__)
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help=f"of {', '.join(SUITES)}")
     parser.add_argument("--suites", nargs="+", default=list(suites.NAMES), choices=suites.NAMES)
-    parser.add_argument("--changes", type=int, default=CHANGES, help="of each kind, when hitless")
-    parser.add_argument("--rate", type=int, default=RATE, help="new flows a second, when hitless")
+    hitless = parser.add_argument_group("of the hitless suite")
+    hitless.add_argument("--kinds", nargs="+", default=[], help="words in the names of kinds")
+    hitless.add_argument("--changes", type=int, default=HITLESS.changes, help="of each kind")
+    hitless.add_argument("--seconds", type=int, default=HITLESS.seconds, help="for each kind")
+    hitless.add_argument("--rate", type=int, default=HITLESS.rate, help="new flows a second")
     parser.add_argument("--write", action="store_true", help="renew docs/kernels.md")
     return parser.parse_args(words)
 
@@ -61,10 +68,12 @@ def run(version: str, options: argparse.Namespace) -> Row:
     tell = teller(version)
     tell("kernel and image, from the cache or from Debian's archive")
     found, image = kernel(version), root()
+    effort = Effort(changes=options.changes, seconds=options.seconds, rate=options.rate)
+    kinds = ("--kinds", *options.kinds) if options.kinds else ()
     steps = {
         suites.DEMO: suites.demo(DEMO_SECONDS),
-        suites.HITLESS: suites.hitless(options.changes, options.rate, HITLESS_SECONDS),
-        suites.CONTROL: suites.control(CONTROL_CHANGES, options.rate, CONTROL_SECONDS),
+        suites.HITLESS: suites.hitless(effort, kinds, HITLESS_SECONDS),
+        suites.CONTROL: suites.control(CONTROL, CONTROL_SECONDS),
         suites.TESTS: suites.tests(TEST_SECONDS),
     }
     chosen = [step for name, step in steps.items() if name in options.suites]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -17,7 +18,7 @@ CLIENT = "hitless-client"
 DEMO, HITLESS, CONTROL, TESTS = NAMES = ("demo", "hitless", "single transaction", "tests")
 
 # Of the kinds of change, those that a single transaction is known to lose flows by on old kernels.
-CONTROL_KINDS = ("grows and shrinks",)
+CONTROL_KINDS = ("of 50 grows",)
 COUNTS = ("changes", "flows", "flows/s", "refused", "timed out", "cut")
 ROW = re.compile(r"(?m)^(\S.*?) " + r" +([\d,]+)" * len(COUNTS) + "$")
 
@@ -57,26 +58,35 @@ def demo(seconds: int) -> Step:
     return Step(name=DEMO, words=("-m", "agent.entry", "demo"), seconds=seconds)
 
 
-def hitless(changes: int, rate: int, seconds: int) -> Step:
-    """The hitless suite; every flow must arrive."""
-    words = ("--changes", str(changes), "--rate", str(rate))
-    return _hitless(HITLESS, words, seconds)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much the hitless suite does: changes and seconds of each kind, and flows a second."""
+
+    changes: int
+    seconds: int
+    rate: int
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        numbers = {"--changes": self.changes, "--seconds": self.seconds, "--rate": self.rate}
+        return tuple(word for name, number in numbers.items() for word in (name, str(number)))
 
 
-def control(changes: int, rate: int, seconds: int) -> Step:
-    """The negative control: the same with one transaction a change, which must lose flows."""
-    words = ("--changes", str(changes), "--rate", str(rate), "--single-transaction")
-    return _hitless(CONTROL, (*words, "--kinds", *CONTROL_KINDS), seconds)
-
-
-def _hitless(name: str, words: tuple[str, ...], seconds: int) -> Step:
+def hitless(effort: Effort, words: Sequence[str], seconds: int) -> Step:
+    """The hitless suite, with more options for it; every flow must arrive."""
     return Step(
-        name=name,
-        words=("-m", "bench", "hitless", *words),
+        name=HITLESS,
+        words=("-m", "bench", "hitless", *effort.words, *words),
         seconds=seconds,
         environment={"HITLESS_CLIENT": f"./{CLIENT}"},
         loud=True,
     )
+
+
+def control(effort: Effort, seconds: int) -> Step:
+    """The negative control: the same with one transaction a change, which loses flows."""
+    words = ("--single-transaction", "--kinds", *CONTROL_KINDS)
+    return replace(hitless(effort, words, seconds), name=CONTROL)
 
 
 def tests(seconds: int) -> Step:
