@@ -2,43 +2,53 @@
 events. On http.client: three verbs are not worth a client library of 20 MiB.
 
 One connection, kept open, and one request at a time; whoever wants two at once has two of these.
-Every answer has a time limit and a size limit. What goes wrong is one of five failures.
+Every answer has a time limit and a size limit. A watch is a WebSocket where the server has them, so
+that one that hangs is found out by a ping, which is no request. What goes wrong is one of five
+failures.
 """
 
 import http.client
 import json
 import random
-import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from types import MappingProxyType
 from urllib.parse import urlencode
 
-from agent.sources.answers import Away, Object, away, failure
+from agent.sources.answers import Away, Object, Refused, away, failure
+from agent.sources.connection import Connection
 from agent.sources.credentials import Credentials
+from agent.sources.websocket import (
+    CLOSE,
+    PING,
+    PONG,
+    TEXT,
+    Broken,
+    Frames,
+    framed,
+    handshake,
+    is_accepted,
+    new_key,
+)
 from rules.values import Value
 
 PAGE = 500  # objects; a server that answers from its cache sends all at once
-CONNECTING = 10.0  # seconds
 PATIENCE = 30.0  # seconds of silence in the middle of an answer
 WHOLE = 120.0  # seconds for an answer that is not a watch
 WATCHES = (290, 350)  # seconds; at random, so that nodes that start together do not go on so
 LATE = 15.0  # seconds after the server should have ended a watch
+QUIET = 10.0  # seconds of silence after which a server is asked whether it is there
+ANSWER = 15.0  # seconds that it has to say so; its kernel would, also while it hangs
+UNWILLING = (400, 405, 426)  # answers of who lets no WebSocket through
 MOST_LISTED = 256 << 20  # bytes of a page
 MOST_LINE = 16 << 20  # bytes of one event; no object has more than 2 MiB
 MOST_SAID = 64 << 10  # bytes of why something was refused
 MOST_PAGES = 10_000
 PIECE = 64 << 10
-KEEPALIVE = (  # a server that died without a word is found out in half a minute
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-)
 DROPPED = (ConnectionResetError, BrokenPipeError, http.client.BadStatusLine, ssl.SSLEOFError)
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 Trim = Callable[[Object], object]  # of each mapping in an answer, the innermost first
 Query = Mapping[str, str]
@@ -63,8 +73,11 @@ class Api:
 
     def __init__(self, credentials: Credentials, *, patience: float = PATIENCE) -> None:
         self._credentials, self._patience = credentials, patience
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._closed = False
+        self._upgrades = True  # whether a watch may be a WebSocket
+        self._dropped = False  # whether the last one that was asked for was cut off
+        self._spoke = False  # whether the last request was sent
         self.requests = self.received = 0  # how many, and bytes of their answers
 
     def another(self) -> "Api":
@@ -112,8 +125,14 @@ class Api:
             "resourceVersion": version,
             "timeoutSeconds": str(seconds),
         }
-        response = self._sent("GET", path, asked, None, "watch")
-        return self._events(response, seconds + LATE, trim)
+        response, key = self._watched(path, asked)
+        longest = seconds + LATE
+        if response.status != http.client.SWITCHING_PROTOCOLS:
+            return self._events(response, longest, trim)
+        if not is_accepted(key, response.getheader("Sec-WebSocket-Accept", "")):
+            self._end(response, close=True)
+            raise Away(f"{self} answered with another WebSocket than was asked for")
+        return self._messages(response, longest, trim)
 
     def create(self, path: str, body: Object) -> Object:
         """Write a new object."""
@@ -136,6 +155,26 @@ class Api:
             connection.interrupt()
 
     # ------------------------------------------------------------------------------ requests
+
+    def _watched(self, path: str, query: Query) -> tuple[http.client.HTTPResponse, str]:
+        """A watch that has begun, as a WebSocket if that can be, with the key that it was asked for
+        with. Whoever is on the way and lets none through is not asked again; one that drops the
+        connection instead is asked without it the next time."""
+        if not self._upgrades or self._dropped:
+            self._dropped = False
+            return self._sent("GET", path, query, None, "watch"), ""
+        key = new_key()
+        try:
+            asking = handshake(key, self._credentials.endpoint.origin)
+            return self._sent("GET", path, query, None, "watch", asking), key
+        except Refused as refused:
+            if refused.code not in UNWILLING:
+                raise
+            self._upgrades = False
+            return self._sent("GET", path, query, None, "watch"), ""
+        except Away as failure:
+            self._dropped = self._spoke and failure.__cause__ is not None
+            raise
 
     def _answered(  # noqa: PLR0913, PLR0917 - all that a request consists of
         self,
@@ -160,15 +199,21 @@ class Api:
             raise Away(f"{self} answered with no object")
         return answer
 
-    def _sent(
-        self, method: str, path: str, query: Query, body: Object | None, verb: str
+    def _sent(  # noqa: PLR0913, PLR0917 - all that a request consists of
+        self,
+        method: str,
+        path: str,
+        query: Query,
+        body: Object | None,
+        verb: str,
+        more: Mapping[str, str] = NO_HEADERS,
     ) -> http.client.HTTPResponse:
         """The answer to a request, its head only; whoever is not known asks once more."""
-        response = self._tried(method, path, query, body)
+        response = self._tried(method, path, query, body, more)
         if response.status == http.client.UNAUTHORIZED:
             self._end(response, close=True)  # a certificate belongs to the connection
             self._credentials.refused()
-            response = self._tried(method, path, query, body)
+            response = self._tried(method, path, query, body, more)
         if response.status >= 300:
             try:
                 self._refuse(response, verb)
@@ -177,7 +222,7 @@ class Api:
         return response
 
     def _tried(
-        self, method: str, path: str, query: Query, body: Object | None
+        self, method: str, path: str, query: Query, body: Object | None, more: Mapping[str, str]
     ) -> http.client.HTTPResponse:
         """On the connection that is open, which the server may have closed meanwhile, or a new
         one."""
@@ -185,7 +230,7 @@ class Api:
         target += f"?{urlencode(query)}" if query else ""
         content = None if body is None else json.dumps(body).encode()
         try:
-            headers = self._headers(method)
+            headers = {**self._headers(method), **more}
             kept = self._connection is not None
             try:
                 return self._asked(method, target, content, headers)
@@ -201,8 +246,9 @@ class Api:
     def _asked(
         self, method: str, target: str, content: bytes | None, headers: Mapping[str, str]
     ) -> http.client.HTTPResponse:
+        self._spoke = False
         if self._connection is None:
-            connection = _Connection(self._credentials, self._patience)
+            connection = Connection(self._credentials, self._patience)
             connection.connect()
             self._connection = connection
         if self._closed:
@@ -210,6 +256,7 @@ class Api:
         self.requests += 1
         self._connection.be_patient(self._patience)
         self._connection.request(method, target, content, dict(headers))
+        self._spoke = True
         return self._connection.getresponse()
 
     def _headers(self, method: str) -> dict[str, str]:
@@ -268,6 +315,40 @@ class Api:
         finally:
             self._end(response)
 
+    def _messages(
+        self, response: http.client.HTTPResponse, longest: float, trim: Trim | None
+    ) -> Iterator[Event]:
+        """A message an event. Whoever says nothing is asked by a ping whether he is there."""
+        frames = Frames(MOST_LINE)
+        deadline = time.monotonic() + longest
+        try:
+            connection = self._connection
+            if connection is None:
+                return
+            connection.be_patient(ANSWER)
+            connection.say(framed(PING))  # so that what was read ahead with the head has an end
+            piece = response.fp.read1(PIECE)
+            while piece:
+                self.received += len(piece)
+                for frame in frames.of(piece):
+                    if frame.kind == TEXT:
+                        yield self._event(frame.data, trim)
+                    elif frame.kind == CLOSE:
+                        return
+                    elif frame.kind == PING:
+                        connection.say(framed(PONG, frame.data))
+                if time.monotonic() > deadline:
+                    return
+                piece = connection.heard(PIECE, QUIET, ANSWER)
+        except TimeoutError as error:
+            raise Away(f"{self} hangs: it does not answer to a ping") from error
+        except Broken as error:
+            raise Away(f"{self} told of an event that is none: {error}") from error
+        except (OSError, http.client.HTTPException):
+            return  # however it was cut off: that is as good as any end
+        finally:
+            self._end(response, close=True)
+
     def _event(self, line: bytes, trim: Trim | None) -> Event:
         try:
             told = json.loads(line, object_hook=trim)
@@ -303,37 +384,3 @@ class Api:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-
-class _Connection(http.client.HTTPConnection):
-    """To the server itself, whatever proxies the environment names."""
-
-    def __init__(self, credentials: Credentials, patience: float) -> None:
-        endpoint = credentials.endpoint
-        super().__init__(endpoint.host, endpoint.port, timeout=min(CONNECTING, patience))
-        self._credentials = credentials
-        self._ours: socket.socket | None = None  # http.client forgets it with the last answer
-
-    def connect(self) -> None:
-        context = self._credentials.tls()
-        sock = socket.create_connection((self.host, self.port), self.timeout)
-        try:
-            for option in KEEPALIVE:
-                sock.setsockopt(*option)
-            if context is not None:
-                sock = context.wrap_socket(sock, server_hostname=self._credentials.server_name)
-        except BaseException:
-            sock.close()
-            raise
-        self.sock = self._ours = sock
-
-    def be_patient(self, seconds: float) -> None:
-        """How long to wait for the next byte."""
-        if self._ours is not None:
-            self._ours.settimeout(seconds)
-
-    def interrupt(self) -> None:
-        """Ends what another thread waits for; TLS is left out, whose state is that thread's."""
-        if self._ours is not None:
-            with suppress(OSError):  # it is closed already
-                socket.socket.shutdown(self._ours, socket.SHUT_RDWR)

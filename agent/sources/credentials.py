@@ -35,6 +35,11 @@ class Endpoint(Value):
         return f"{self.scheme}://{host}:{self.port}{self.path}"
 
     @property
+    def origin(self) -> str:
+        """As a WebSocket's handshake names where it comes from: the server itself."""
+        return str(self).removesuffix(self.path)
+
+    @property
     def keeps_secrets(self) -> bool:
         """Whether nobody on the way can read what is sent there."""
         return self.scheme == "https" or is_loopback(self.host)
