@@ -152,6 +152,7 @@ class Daemon:
                 self._store,
                 self._reads,
                 self._serves,
+                is_over=self._is_over,
                 policies=config.enforces,
                 left=left,
                 warn=self._warn,
@@ -462,6 +463,9 @@ class Daemon:
 
     def _serves(self, uid: str) -> str:
         return self._kernel.pods.serves(uid)
+
+    def _is_over(self, uid: str) -> bool | None:
+        return self._kernel.pods.is_over(uid)
 
     def _resources(self, netns: str) -> Mapping[str, str]:
         """For whoever asks, in whichever thread."""

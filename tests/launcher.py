@@ -142,6 +142,19 @@ class Node:
         """The folder in which the pod's launcher makes its socket."""
         return self._kubelet / "pods" / uid / SOCKETS
 
+    def start(self, uid: str) -> None:
+        """As the kubelet does before and when it starts the first container of a pod."""
+        self.sockets(uid).mkdir(parents=True, exist_ok=True)
+        (self._kubelet / "pods" / uid / "containers" / "compute").mkdir(parents=True)
+
+    def finish(self, uid: str) -> None:
+        """As the kubelet does when all containers of a pod have ended."""
+        shutil.rmtree(self.sockets(uid))
+
+    def delete(self, uid: str) -> None:
+        """As the kubelet does when a pod that has ended is deleted."""
+        shutil.rmtree(self._kubelet / "pods" / uid)
+
     def place(self, pid: int) -> Path:
         """The folder of a process."""
         return self._proc / str(pid)

@@ -80,6 +80,7 @@ class Pods:
         self._root, self._proc, self._clock = kubelet_root, proc, clock
         self._own = identity_of("/proc/thread-self/ns/net")
         self._remembered: dict[str, Process] = {}
+        self._met: set[str] = set()  # pods that were here once
         self.instances: Mapping[str, str] = {}  # of which instance (UID) a pod is said to be
         self._scan: tuple[float, Mapping[str, list[int]]] = (0.0, {})  # until when, what
         self._aside = Aside(clock)
@@ -110,9 +111,36 @@ class Pods:
             if len(self._remembered) >= MOST_REMEMBERED:
                 self._remembered.clear()
             self._remembered[uid] = process
+            self._meet(uid)
             yield descriptor
         finally:
             os.close(descriptor)
+
+    def is_over(self, uid: str) -> bool | None:
+        """Whether a pod was here, and has ended; None where nothing of it is here, and never was.
+        While its user has a process left it is not over. The kubelet mounts volumes before it
+        starts the first container, and takes them away when the last has ended; the folder itself
+        stays until the pod is deleted."""
+        try:
+            folder = f"{self._root}/pods/{_checked(uid)}"
+            there = os.path.isdir(folder)  # noqa: PTH112 - hundreds at a time
+            over = uid in self._met
+            if there:
+                self._meet(uid)
+                volume = os.path.lexists("/".join((folder, *VOLUME)))
+                over = not volume and _has_entries(f"{folder}/containers")
+            if there and not over:
+                return False
+            if self._eldest_first(uid):
+                return False
+        except (OSError, Failure):
+            return False  # who cannot look does not know of an end
+        return True if over else None
+
+    def _meet(self, uid: str) -> None:
+        if len(self._met) >= MOST_REMEMBERED:
+            self._met.clear()
+        self._met.add(uid)
 
     def serves(self, uid: str) -> str:
         """The UID of the instance that the pod's launcher was started for; empty: not known."""
@@ -321,6 +349,14 @@ class Pods:
         ended = self._clock()
         self._scan = ended + max(SCAN_LASTS, SCAN_SHARE * (ended - began)), scanned
         return scanned
+
+
+def _has_entries(folder: str) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(True for _ in entries)
+    except FileNotFoundError:
+        return False
 
 
 def _check_bridge(descriptor: int, uid: str, said: str) -> None:

@@ -34,6 +34,8 @@ from rules.problems import Problem
 from rules.values import Value, replace
 
 Serves = Callable[[str], str]  # the UID of a pod → that of the instance that it serves
+IsOver = Callable[[str], bool | None]  # the UID of a pod → whether it has ended; None: never here
+_Over = frozenset[tuple[str, str]]  # instances with a pod that they name, and that has ended
 _Made = tuple[Object, Object, tuple[str, ...]]  # of what a stored text is made: `kept` says how
 
 
@@ -59,11 +61,13 @@ class Instances:
         serves: Serves,
         beat: Progress,
         *,
+        is_over: IsOver | None = None,
         left: Mapping[str, str] | None = None,
     ) -> None:
         """`earlier` is what an earlier run stored, and `left` what the source before this one
         knew."""
-        self._node, self._serves = node, serves
+        self._node, self._serves, self._is_over = node, serves, is_over
+        self._over: _Over = frozenset()
         self._texts: Texts[_Made] = Texts(store, earlier, lambda made: kept(*made, node))
         self.recalled: dict[str, Vmi] = {}  # that an earlier run knew
         self._known: dict[str, _Known] = {}
@@ -91,7 +95,30 @@ class Instances:
     ) -> Meaning:
         """What these mean; only those of which something changed are read again."""
         self._look(seen, beat, anew=anew)
+        self._over = self._ended()
         return self._settled(unreadable)
+
+    def pods_ended(self) -> bool:
+        """Whether pods have ended, or come back, since the last look: nobody tells of that."""
+        return self._over != self._ended()
+
+    def _ended(self) -> _Over:
+        """KubeVirt names a pod for as long as it can be read, also one that has ended. One of which
+        nothing is here is no more, either, where another of the same instance is: of one instance
+        no two ever begin on one node."""
+        is_over = self._is_over
+        if is_over is None:
+            return frozenset()
+        found: set[tuple[str, str]] = set()
+        for label, one in self._known.items():
+            over = {pod: is_over(pod) for pod in one.place.pods}
+            here = any(ended is False for ended in over.values())
+            found |= {
+                (label, pod)
+                for pod, ended in over.items()
+                if ended or (ended is None and (here or (label, pod) in self._over))
+            }
+        return frozenset(found)
 
     def remember(self, beat: Progress, enough: Enough) -> bool:
         """Store what changed of the last good texts, for the next run, until it is enough; whether
@@ -222,6 +249,6 @@ class Instances:
         return tuple(known[2] for known in self._placed.values())
 
     def _pods(self, label: str) -> tuple[str, ...]:
-        """The pods on this node that are an instance's, and nobody else's."""
-        pods = self._known[label].place.pods
+        """The pods on this node that are an instance's, and nobody else's, and have not ended."""
+        pods = [pod for pod in self._known[label].place.pods if (label, pod) not in self._over]
         return tuple(pod for pod in pods if self._holders.get(pod) == label)

@@ -19,7 +19,7 @@ from agent.sources.ears import Ears
 from agent.sources.feedback import NORMAL, WARNING, Feedback, Warn
 from agent.sources.following import Follower, Shared, followed
 from agent.sources.handover import Handover, Predecessor
-from agent.sources.instances import Instances, Serves
+from agent.sources.instances import Instances, IsOver, Serves
 from agent.sources.kubeconfig import load
 from agent.sources.lawful import Lawful
 from agent.sources.listening import troubles
@@ -37,6 +37,7 @@ FOLD = 0.003  # seconds: what is told within so short a time is read together
 LONGEST_FOLD = 0.05
 FIRST = 2.0  # seconds that the first look waits for the API server
 AGAIN = 1.0  # seconds until whose a pod is, that several name, is found out again
+PODS_AGAIN = 5.0  # seconds until it is looked again which pods have ended
 GOODBYE = 0.2  # seconds for a thread to end
 
 
@@ -51,17 +52,21 @@ class Cluster:
         beat: Progress = lambda: None,
         *,
         serves: Serves = lambda _: "",
+        is_over: IsOver | None = None,
         services: bool = False,
         policies: bool = False,
         left: Handover | None = None,
         clock: Callable[[], float] = time.monotonic,
         warn: Warn = lambda _: None,
     ) -> None:
-        """Where several instances name one pod, `serves` tells by its UID which it serves. Services
-        are asked for only by who wants to publish them, and policies by who enforces them. `left`
-        is what the source before this one knew."""
+        """Where several instances name one pod, `serves` tells by its UID which it serves; and
+        `is_over` whether one that is still named has ended. Services are asked for only by who
+        wants to publish them, and policies by who enforces them. `left` is what the source before
+        this one knew."""
         self._node, self._clock = node, clock
         self._ask_again: float | None = None  # when, whose a pod is
+        # When, which pods have ended; None: nobody could tell.
+        self._pods_again = clock() + PODS_AGAIN if is_over else None
         self.warnings = credentials.warnings
         self._before = Predecessor(left)
         known = self._before.texts
@@ -69,7 +74,7 @@ class Cluster:
         of_services = texts_of(SERVICE, store, earlier) if services else None
         of_policies = texts_of(POLICY, store, earlier) if policies else None
         # What nobody asks for any more is among what is left, and goes.
-        self._instances = Instances(node, store, earlier, serves, beat, left=known)
+        self._instances = Instances(node, store, earlier, serves, beat, is_over=is_over, left=known)
         self.meaning = Meaning(unreadable="it was not read yet")
         self._anew = False  # whether all is to be read again
         self._looked = False
@@ -117,6 +122,11 @@ class Cluster:
     @property
     def due(self) -> float | None:
         """The threads that listen make themselves heard; a launcher does not."""
+        due = (self._due_to_look, self._pods_again)
+        return min((at for at in due if at is not None), default=None)
+
+    @property
+    def _due_to_look(self) -> float | None:
         others = [one.due for one in (self._published, self._lawful) if one]
         return min((at for at in (self._ask_again, *others) if at is not None), default=None)
 
@@ -127,7 +137,11 @@ class Cluster:
     def heard(self) -> bool:
         """Whether there is something new; a burst is let pass, so that it is read at once."""
         deadline = self._clock() + LONGEST_FOLD
-        new = self.due is not None and self.due <= self._clock()
+        due, now = self._due_to_look, self._clock()
+        new = due is not None and due <= now
+        if self._pods_again is not None and self._pods_again <= now:
+            self._pods_again = now + PODS_AGAIN
+            new |= self._instances.pods_ended()
         while self._drained() and self._clock() < deadline:
             new = True
             time.sleep(FOLD)
@@ -310,6 +324,7 @@ def connected(  # noqa: PLR0913 - the rest by name
     beat: Progress,
     serves: Serves,
     *,
+    is_over: IsOver | None = None,
     policies: bool = False,
     left: Handover | None = None,
     warn: Warn,
@@ -323,6 +338,7 @@ def connected(  # noqa: PLR0913 - the rest by name
         store,
         beat,
         serves=serves,
+        is_over=is_over,
         services=config.services,
         policies=policies,
         left=left,

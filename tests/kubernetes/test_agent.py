@@ -209,6 +209,29 @@ def test_an_instance_that_meets_a_bug_of_ours_is_guarded_and_the_others_are_serv
             assert comes_to_forward(netns, "tcp 80")
 
 
+def test_a_pod_that_has_ended_is_not_pending_although_kubevirt_still_names_it(
+    machines: Machines, node: Agents
+) -> None:
+    """After a migration there and back, and when a launcher ends before its instance."""
+    ended, gone, now = pod_uid(), pod_uid(), pod_uid()
+    node.kubelet.start(ended)
+    node.kubelet.finish(ended)
+    named = {"vm": {ended: node.name, gone: node.name, now: node.name}}
+    with pod() as netns, node.daemons.running() as daemon:
+        made = machines.make(instance("vm", node.name, "22", pods=named["vm"]))
+        assert daemon.is_in("pending", f"pod:{now}")
+        assert daemon.is_in("pending", f"pod:{gone}")  # of two that are not here, nobody knows
+        assert daemon.standing(f"pod:{ended}") == {}
+        with launcher(node.kubelet, now, netns, instance=made["metadata"]["uid"]):
+            node.kubelet.start(now)
+            assert comes_to_forward(netns, "tcp 22")
+            assert eventually(lambda: daemon.standing(f"pod:{gone}") == {}, A_MOMENT * 2)
+            assert [one["state"] for one in daemon.status()["namespaces"]] == ["in sync"]
+        node.kubelet.finish(now)
+        assert eventually(lambda: daemon.status()["namespaces"] == [], A_MOMENT * 2)
+        assert daemon.status()["ready"]
+
+
 # ------------------------------------------------------------------------------------ what fails
 
 
@@ -297,6 +320,35 @@ def test_reload_while_the_api_server_is_unavailable_opens_no_port(
         assert forwarded(netns) == {"tcp 22"}  # its last valid version is still known
         machines.remove("closed")
         assert comes_to_reach(wired, TCP, 8080)  # it is no longer an instance's pod
+
+
+def test_an_api_server_that_hangs_is_found_out_within_half_a_minute_without_a_request(
+    cluster: Cluster, machines: Machines, node: Agents
+) -> None:
+    made = instance("vm", node.name, "22")
+    with (
+        pod() as netns,
+        node.daemons.running() as daemon,
+        launched(node, machines, made, netns),
+    ):
+        assert comes_to_forward(netns, "tcp 22")
+        assert comes_to_say(machines, "vm", "PortsApplied")
+        before, requests = handles(netns), daemon.metric("kubernetes_requests_total")
+        stop(cluster)
+        try:
+            started = time.monotonic()
+            assert eventually(lambda: daemon.status()["unreadable"], 60)
+            assert time.monotonic() - started < 30
+            assert daemon.metric("kubernetes_requests_total") == requests
+            assert "hangs" in daemon.status()["unreadable"]
+            assert handles(netns) == before
+            nft(netns, "flush ruleset")
+            assert comes_to_forward(netns, "tcp 22", seconds=A_MOMENT)
+        finally:
+            cluster.signal_apiserver(signal.SIGCONT)
+        assert eventually(lambda: not daemon.status()["unreadable"], 60)
+        machines.annotate("vm", port_ranges="23")
+        assert comes_to_forward(netns, "tcp 23")
 
 
 def test_a_socket_of_another_is_refused_and_told(machines: Machines, node: Agents) -> None:

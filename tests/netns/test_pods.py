@@ -971,3 +971,33 @@ def test_three_hundred_pods_cost_no_descriptor_and_little_time(node: Node) -> No
         assert timed("identity, pending", again.identity, others) == [None] * 300
         assert descriptors() == before
     assert timed("identity, when all are gone", pods.identity, uids) == [None] * 300
+
+
+# ----------------------------------------------------------------------------------- what has ended
+
+
+def test_a_pod_is_over_when_the_kubelet_has_taken_its_volumes_away(node: Node, red: str) -> None:
+    now = [0.0]
+    pods = Pods(node.kubelet_root, node.proc, clock=lambda: now[0])
+    assert pods.is_over(RED) is None
+    node.sockets(RED).parent.mkdir(parents=True)
+    assert pods.is_over(RED) is False  # its volumes are not mounted yet
+    node.start(RED)
+    assert pods.is_over(RED) is False
+    with launcher(node, RED, red):
+        now[0] += 60
+        assert pods.is_over(RED) is False
+        node.finish(RED)
+        assert pods.is_over(RED) is False  # somebody is still there
+    now[0] += 60
+    assert pods.is_over(RED) is True
+    node.delete(RED)
+    assert pods.is_over(RED) is True
+    assert Pods(node.kubelet_root, node.proc).is_over(RED) is None
+    node.start(RED)
+    assert pods.is_over(RED) is False
+
+
+def test_of_a_pod_that_cannot_be_looked_at_no_end_is_known(node: Node) -> None:
+    assert Pods(node.kubelet_root, f"{node.proc}/nowhere").is_over(RED) is False
+    assert Pods(node.kubelet_root, node.proc).is_over("../x") is False
