@@ -444,6 +444,8 @@ class Keeper:
                 kept.standing, backend=look.backend, reason=look.reason, identity=look.identity
             )
             self._done(kept, look.outcome)
+            if kept.netns == NODE and self._publisher is not None:
+                self._publisher.looked(look.outcome.generation)
         kept.failures = FAILURES
         kept.culprits = []
         if kept.look:  # something happened since it was begun
@@ -452,6 +454,8 @@ class Keeper:
             return
         if kept.proven is None or kept.proven.generation is None or kept.standing.refused:
             kept.timer = self._clock() + TIMED_LOOK
+        if kept.netns == NODE and not kept.leaving and self._publisher is not None:
+            kept.timer = min(kept.timer, self._publisher.due)
         if kept.leaving and not self._may_be_claimed(kept):
             if kept.netns == NODE and self._publisher is not None:
                 self._publisher.left()
@@ -505,6 +509,8 @@ class Keeper:
             return False
         if kept.desired is None or kept.standing.refused:
             return False
+        if kept.netns == NODE and self._publisher and self._publisher.due <= self._clock():
+            return False  # what others translate there is to be read again
         return self.kernel.glimpse(kept.netns, proven) == proven
 
     def _wish(self, kept: Kept) -> Wish:

@@ -3,17 +3,20 @@ have. What is given is written down before any rule says so, so that nobody else
 is lost, the rules in the kernel still tell.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rules.allotment import DYNAMIC, STATIC, Allotment, allot, name_of, recalled
 from rules.budget import affordable
 from rules.desired import label
-from rules.model import OWN, Chain, Desired, Machine, Pending, Rule, Surroundings
+from rules.model import OWN, Address, Chain, Desired, Machine, Pending, Rule, Surroundings
 from rules.node_ports import Allocations, Bands, Held
 from rules.occupied import Listener, Occupied, Translation
 from rules.ports import ALL_PORTS, PortRange
-from rules.publish import Face, Made, Publishing, desire_node, faces, newcomers, refuse
+from rules.publish import Face, Made, Node, Publishing, desire_node, faces
 from rules.selection import Selection, select
+from rules.service_conflicts import newcomers, refuse
 from rules.services import Endpoint, Publication, Service
 from rules.shapes import lives
 from rules.values import Value, replace
@@ -21,10 +24,12 @@ from rules.values import Value, replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from agent.config import Config
-    from agent.kernel.kinds import Namespace
+    from agent.kernel.kinds import Generation, Namespace
     from agent.metrics import Metrics
     from agent.sources.meaning import Meaning
     from agent.sources.store import Store
+
+SPARE = 20  # times as long as it took to read what others translate, it is not read again
 
 Endpoints = Mapping[str, tuple[tuple[Endpoint, ...], ...]]
 
@@ -49,6 +54,48 @@ class Published(Value):
     allotment: Allotment
 
 
+class Others:
+    """What others translate on the node, as last read. To read it takes a while where there are
+    thousands of rules, so that is done at a look only if it takes one part in 20 of the time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: Occupied | None = None
+        self._due = -math.inf
+        self._outdated = False  # others may have made changes since
+        self._began: Generation | None = None
+
+    @property
+    def due(self) -> float:
+        """When it is to be read again; never, if nothing is known to have changed."""
+        return self._due if self._outdated else math.inf
+
+    def began(self, generation: "Generation | None") -> None:
+        """A look begins, at that generation of the rules."""
+        self._began = generation
+
+    def ended(self, generation: "Generation | None") -> None:
+        """It ended at this one; what anybody committed in between may have been read or not."""
+        self._outdated |= generation is not None and generation != self._began
+
+    def seen(
+        self, namespace: "Namespace", endpoints: Sequence[Address], *, fresh: bool
+    ) -> tuple[Node, bool]:
+        """The node with what others translate there, and whether that was read just now."""
+        known, now = self._known, self._clock()
+        if fresh or known is None or now >= self._due:
+            node = namespace.node(endpoints, others=True)
+            self._known, self._outdated = node.occupied, False
+            self._due = self._clock() + SPARE * (self._clock() - now)
+            return node, True
+        self._outdated = True
+        node = namespace.node(endpoints, others=False)
+        theirs = replace(
+            node.occupied, translations=known.translations, unreadable=known.unreadable
+        )
+        return replace(node, occupied=theirs), False
+
+
 def published(  # noqa: PLR0913 - what is to be, what was, and where
     selection: Selection,
     namespace: "Namespace",
@@ -58,17 +105,20 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
     *,
     unclaimed_stay: bool = False,
     made: Made | None = None,
+    others: "Others | None" = None,
 ) -> Published:
     """What Services should become in this namespace, which is the node's own; where what nobody
     claims there stays, nobody gets its ports either."""
+    others = Others() if others is None else others
     rules = list(lives(namespace.observe()).by_rule)
     publications = selection.publications
     known = recalled(bands, stored, rules, [one.service for one in publications], how.addresses)
     endpoints = {end.address for one in publications for port in one.endpoints for end in port}
     unclaimed = _unclaimed(publications, rules) if unclaimed_stay else ()
-    others = False  # are asked only if there is news: there may be thousands of them
+    others.began(namespace.generation)
+    fresh = False
     while True:
-        node = namespace.node(sorted(endpoints, key=str), others=others)
+        node, fresh = others.seen(namespace, sorted(endpoints, key=str), fresh=fresh)
         theirs = (*node.occupied.translations, *unclaimed)
         node = replace(node, occupied=replace(node.occupied, translations=theirs))
         used = _used(node.occupied)
@@ -76,11 +126,11 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
             known, publications, used, runs_within=how.runs_within if how.ranges_only else None
         )
         found, notes = faces(publications, allotment.allocations, node.own, how)
-        if others or not (allotment.dynamic.given or newcomers(found, rules)):
-            break
-        others = True
-    node = replace(node, occupied=_named(node.occupied, found))
-    kept, refused, more = refuse(found, rules, node.occupied)
+        node = replace(node, occupied=_named(node.occupied, found))
+        kept, refused, more = refuse(found, rules, node.occupied, proxied=how.ranges_only)
+        if fresh or not (allotment.dynamic.given or newcomers(kept, rules)):
+            break  # nothing is taken by what was known of others before
+        fresh = True
     kept, costly, dear = affordable(kept)
     desired = desire_node(kept, node, how, pending=_pending(publications), made=made)
     return Published(
@@ -120,6 +170,7 @@ def _unclaimed(publications: Iterable[Publication], rules: Iterable[Rule]) -> li
             protocol=rule.protocol,
             ports=(rule.ports,),
             destination=None if rule.destination in OWN.values() else rule.destination,
+            foreign=False,
         )
         for rule in rules
         if rule.chain is Chain.PREROUTING and rule.ports and rule.owner not in names
@@ -172,6 +223,7 @@ class Publisher:
         self._refused: frozenset[tuple[str, str]] = frozenset()  # whom what, when last asked
         self._allocations: Allocations | None = None  # as last given
         self._made: Made = {}  # the rules that were wanted at the last look
+        self._others = Others()
 
     @property
     def allocations(self) -> Allocations | None:
@@ -231,12 +283,23 @@ class Publisher:
             stored,
             unclaimed_stay=stay,
             made=self._made,
+            others=self._others,
         )
         self._store.keep_node_ports(found.allotment.allocations.pairs)
         self._allocations = found.allotment.allocations
         self._count(found.allotment)
         away = (f"Services: {self._away}",) if self._away else ()
         return replace(found.desired, unclaimed_stay=stay, notes=(*away, *found.desired.notes))
+
+    @property
+    def due(self) -> float:
+        """When the node is to be looked at again for what others do there, on the monotonic
+        clock."""
+        return self._others.due
+
+    def looked(self, generation: "Generation | None") -> None:
+        """A look at the node ended well, at that generation of its rules."""
+        self._others.ended(generation)
 
     def left(self) -> None:
         """The node was cleared."""

@@ -5,12 +5,13 @@ take all the memory of every agent, or hold it up."""
 from collections.abc import Iterable
 
 from rules.model import Pending
-from rules.publish import Face
+from rules.publish import CELLS, Face
 from rules.services import Endpoint
 from rules.values import replace
 
 MOST_OF_A_FACE = 1 << 16
-MOST_ENDPOINTS = 1000  # of a face: where clients keep theirs, each draws 256 numbers
+MOST_ENDPOINTS = 1000  # of a face
+STICKY = CELLS // 8  # more for each where clients keep theirs, for the numbers of its share
 MOST = 1 << 17  # 2 KiB each, while they are written
 WAY_OUT = "a range costs least where its target ports are the node ports"
 
@@ -25,8 +26,10 @@ def affordable(faces: Iterable[Face]) -> tuple[list[Face], list[Pending], list[s
     for face in faces:
         room = min(MOST_OF_A_FACE, MOST - spent)
         given: list[Endpoint] = []
+        sticky = face.service.affinity is not None and len(face.endpoints) > 1
         for one in face.endpoints[:MOST_ENDPOINTS]:
             cost = 1 if one.port == face.ports.first else len(face.ports)
+            cost += STICKY if sticky else 0
             if cost <= room:
                 given.append(one)
                 room, spent = room - cost, spent + cost

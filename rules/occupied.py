@@ -25,6 +25,11 @@ class Listener(Value, kw_only=True):
     pid: int = 0
     program: str = ""
 
+    @property
+    def ranges(self) -> tuple[PortRange, ...]:
+        """Its ports."""
+        return (PortRange(self.port, self.port),)
+
     def __str__(self) -> str:
         who = f"{self.program or 'a program'} (pid {self.pid})" if self.pid else "somebody"
         at = f" at {self.address}" if self.address else ""
@@ -39,6 +44,12 @@ class Translation(Value, kw_only=True):
     protocol: Protocol | None = None  # None: any
     ports: tuple[PortRange, ...] = ()  # none: any
     destination: Address | None = None  # None: any, or more than one
+    foreign: bool = True  # else it is ours, for a manifest that cannot be read
+
+    @property
+    def ranges(self) -> tuple[PortRange, ...]:
+        """Its ports."""
+        return self.ports or (ALL_PORTS,)
 
     def __str__(self) -> str:
         protocol = self.protocol.value if self.protocol else "any protocol"
@@ -53,6 +64,7 @@ class Occupied(Value, kw_only=True):
 
     listeners: tuple[Listener, ...] = ()
     translations: tuple[Translation, ...] = ()
+    unreadable: tuple[str, ...] = ()  # tables of others that may translate anything
     own: frozenset[Address] | None = None  # its addresses; None: any address may be one
     ephemeral: PortRange | None = None  # what the kernel gives to who asks for no port
 

@@ -6,7 +6,7 @@ of what the node itself sends; the shares of one face never meet, so the order o
 matter here either.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from rules.allotment import holder_of, name_of, wishes
@@ -21,7 +21,6 @@ from rules.model import (
     Family,
     Network,
     Pending,
-    Protocol,
     Rule,
     Share,
     Surroundings,
@@ -36,7 +35,9 @@ from rules.problems import printable
 from rules.services import Endpoint, Publication, Service, ServicePort, ServiceType
 from rules.values import Value
 
-NUMBERS = 256  # of clients that are to keep their endpoints: each endpoint gets some
+POINTS = 32  # of each endpoint on a ring: with more the shares are more even, and cost more
+CELLS = 128  # of the ring for each endpoint: so many numbers its clients have
+FEWEST = 1 << 10  # cells: up to 8 endpoints their number stays the same
 ROUTER_NEWS = "net.ipv6.conf.{}.accept_ra"
 RESERVED = "net.ipv4.ip_local_reserved_ports"
 
@@ -165,81 +166,6 @@ def _behind(endpoints: Iterable[Endpoint], family: Family, *, local: bool) -> tu
     return tuple(sorted(found, key=lambda one: (int(one.address), one.port)))
 
 
-# ------------------------------------------------------------------------------------- conflicts
-
-
-def refuse(
-    wanted: Iterable[Face], live: Iterable[Rule], occupied: Occupied
-) -> tuple[list[Face], list[Pending], list[str]]:
-    """The faces that meet nobody, those that are refused, and what a person should know. What is
-    live already is not taken away by who comes later, but said."""
-    there = {_key(rule.owner, rule.protocol, rule.destination, rule.ports) for rule in live}
-    kept: list[Face] = []
-    refused: list[Pending] = []
-    notes: list[str] = []
-    taken: dict[tuple[Protocol, Family, int], list[Face]] = {}
-    turns = sorted(wanted, key=lambda one: (one.ours, not _is_live(one, there), *_order(one)))
-    for face in turns:
-        protocol, near = face.port.protocol, [taken.setdefault(one, []) for one in _blocks(face)]
-        if not face.ours:
-            _hold(near, face)
-            continue
-        others = (other for block in near for other in block)
-        rival = next((other for other in others if _meets(face, other, occupied)), None)
-        met = occupied.meeting(protocol, face.family, face.ports, face.at)
-        if rival is not None:
-            refused.append(Pending(face.name, f"{face} is held by {rival.name} ({rival})"))
-        elif met and not _is_live(face, there):
-            refused += [Pending(face.name, f"{face} cannot be published: {one}") for one in met]
-        else:
-            notes += [f"{face.name}: {face} is published, but {one}" for one in met]
-            _hold(near, face)
-            kept.append(face)
-    return kept, list(dict.fromkeys(refused)), notes
-
-
-def _blocks(face: Face) -> list[tuple[Protocol, Family, int]]:
-    """Where those are that it may meet: of thousands, only neighbours are compared."""
-    blocks = range(face.ports.first >> 8, (face.ports.last >> 8) + 1)
-    return [(face.port.protocol, face.family, block) for block in blocks]
-
-
-def _hold(near: Iterable[list[Face]], face: Face) -> None:
-    for block in near:
-        block.append(face)
-
-
-def _key(*content: object) -> tuple[object, ...]:
-    return content
-
-
-def _is_live(face: Face, there: set[tuple[object, ...]]) -> bool:
-    return _key(face.owner, face.port.protocol, face.at, face.ports) in there
-
-
-def _order(face: Face) -> tuple[object, ...]:
-    return str(face.service), face.port.name, face.family.value, int(face.at), face.ports
-
-
-def _meets(one: Face, other: Face, occupied: Occupied) -> bool:
-    """Whether some packet would be for both."""
-    if one.port == other.port and one.service == other.service and one.ports == other.ports:
-        return one.at == other.at
-    if not one.ports.overlaps(other.ports):
-        return False
-    any_own = OWN[one.family]
-    if any_own in (one.at, other.at):
-        at = other.at if one.at == any_own else one.at
-        return at == any_own or occupied.own is None or at in occupied.own
-    return one.at == other.at
-
-
-def newcomers(wanted: Iterable[Face], live: Iterable[Rule]) -> list[Face]:
-    """The faces that are not there yet."""
-    there = {_key(rule.owner, rule.protocol, rule.destination, rule.ports) for rule in live}
-    return [face for face in wanted if face.ours and not _is_live(face, there)]
-
-
 # ----------------------------------------------------------------------------------------- rules
 
 
@@ -309,24 +235,59 @@ def _made(face: Face) -> Iterator[Rule]:
 
 @lru_cache(256)
 def _shares(addresses: tuple[Address, ...], sticky: bool) -> tuple[tuple[int, Share | None], ...]:
-    """What each endpoint gets, by its place. Where clients keep theirs, one that comes or goes
-    changes nothing between the others: each number is for the endpoint that draws highest."""
+    """What each endpoint gets, by its place."""
     count = len(addresses)
     if count == 1:
         return ((0, None),)
     if not sticky:
         return tuple((place, _share(count, (place,))) for place in range(count))
+    of, numbers = clients(addresses)
+    return tuple((place, Share(of, tuple(numbers[place]), True)) for place in range(count))
+
+
+def clients(addresses: Sequence[Address]) -> tuple[int, list[list[int]]]:
+    """How many numbers clients have, and those of each endpoint, where clients keep theirs.
+
+    Endpoints have points on a ring, and from each the ring is theirs to the next point of anybody:
+    one that comes or goes changes nothing between the others. The ring is cut into cells, each of
+    which belongs to whom its beginning belongs to. A cell has the number whose bits are its own
+    turned round: when there are twice as many cells, because there are more endpoints, both halves
+    of one have its number in their lower bits, and most clients stay where they are."""
+    places = sorted(_points(addresses).items())
+    count = max(FEWEST, CELLS * len(addresses))
+    bits = (count - 1).bit_length()
+    while True:
+        found: list[list[int]] = [[] for _ in addresses]
+        owner, after = places[-1][1], 0
+        for cell in range(1 << bits):
+            begin = cell << (32 - bits)
+            while after < len(places) and places[after][0] <= begin:
+                owner, after = places[after][1], after + 1
+            found[owner].append(_turned(cell, bits))
+        if all(found):
+            return 1 << bits, [sorted(numbers) for numbers in found]
+        bits += 1
+
+
+def _points(addresses: Sequence[Address]) -> dict[int, int]:
+    """The places of endpoints at their points on the ring."""
     from hashlib import blake2b  # most Services do without
 
-    # Two at one address, with ports of their own, draw for themselves.
-    names = [one.packed * (1 + addresses[:place].count(one)) for place, one in enumerate(addresses)]
-    won: dict[int, list[int]] = {}
-    for number in range(NUMBERS):
-        draws = [
-            blake2b(number.to_bytes(2, "big") + name, digest_size=8).digest() for name in names
-        ]
-        won.setdefault(draws.index(max(draws)), []).append(number)
-    return tuple((place, Share(NUMBERS, tuple(won[place]), True)) for place in sorted(won))
+    points: dict[int, tuple[bytes, int]] = {}
+    seen: dict[Address, int] = {}
+    for place, address in enumerate(addresses):
+        seen[address] = seen.get(address, 0) + 1
+        name = address.packed * seen[address]  # two at one address, with ports of their own
+        for part in range(POINTS // 16):
+            drawn = blake2b(bytes([part]) + name, digest_size=64).digest()
+            for start in range(0, 64, 4):
+                at = int.from_bytes(drawn[start : start + 4], "big")
+                points[at] = min(points.get(at, (name, place)), (name, place))
+    return {at: place for at, (_, place) in points.items()}
+
+
+def _turned(number: int, bits: int) -> int:
+    return int(f"{number:0{bits}b}"[::-1], 2)
 
 
 @lru_cache(1024)

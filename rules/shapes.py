@@ -7,7 +7,7 @@ Between FEW and MANY all stays as it is, so that a range more or less does not r
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from rules.model import Live, Lookup, Observed, Rule, Share
 
@@ -108,10 +108,17 @@ def _share(share: Share | None) -> str:
     if share is None:
         return ""
     kind = "c" if share.client else "f"
-    if len(share.at) == 1:  # of thousands of endpoints, as bits it would be too long for a name
+    if len(share.at) == 1:
         return f"/{kind}{share.at[0]}of{share.of}"
-    numbers = sum(1 << number for number in share.at)
-    return f"/{kind}x{numbers:x}of{share.of}"
+    return f"/{kind}x{_digest(share.at)}of{share.of}"
+
+
+@lru_cache(1024)
+def _digest(numbers: tuple[int, ...]) -> str:
+    """Written out they would be too long for a name."""
+    from hashlib import blake2b  # most Services do without
+
+    return blake2b(",".join(map(str, numbers)).encode(), digest_size=8).hexdigest()
 
 
 def port_name(lookup: Lookup) -> str:

@@ -32,7 +32,6 @@ from rules.model import (
     Rule,
     Surroundings,
 )
-from rules.nft import Json
 from rules.plan import Plan, Table
 from rules.publish import Node
 from rules.stale import Due
@@ -87,10 +86,7 @@ class LiveNamespace:
     def node(self, endpoints: Iterable[Address], *, others: bool) -> Node:
         surroundings = self.surroundings()
         with self._inside():
-            return look(surroundings, endpoints, self._listed if others else None)
-
-    def _listed(self, question: Json) -> tuple[list[Json], str]:
-        return self._workers.libnftables.listed(self._descriptor, question)
+            return look(surroundings, endpoints, others=others)
 
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
         with self._inside():

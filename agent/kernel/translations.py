@@ -1,16 +1,26 @@
 """What others translate in the namespace this thread is in: in nftables, and in the legacy tables
-of iptables where they are in use. It is only read."""
+of iptables where they are in use. It is only read.
+
+The rules are taken from the kernel's own dump, without libnftables: that needs 3 KiB and 40 µs for
+each rule, and cannot read the tables of every iptables. What is read is bounded by its size, not by
+a clock. A table that cannot be read is named: nobody may take it for one without translations."""
 
 import os
+import resource
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 
-from agent.errors import TryAgain
 from agent.kernel.backends import legacy_is_live
-from agent.kernel.libnftables import Unreadable
-from agent.kernel.netlink import NLM_F_DUMP, Attributes, ask
+from agent.kernel.netlink import (
+    NLM_F_DUMP,
+    Answer,
+    Attributes,
+    ask,
+    attribute,
+    picked,
+)
 from agent.kernel.nftables import (
-    MISSING,
     NFT_MSG_GETCHAIN,
     NFT_MSG_GETTABLE,
     NFTA_CHAIN_NAME,
@@ -19,113 +29,202 @@ from agent.kernel.nftables import (
     failure,
     netlink,
 )
-from rules import translations as rules
 from rules.model import Family
-from rules.nft import NAME, Json
+from rules.netlink_rules import Elements, decoded, each, may_matter
+from rules.nft import NAME
 from rules.occupied import Translation
 from rules.plan import Table
 from rules.problems import printable
+from rules.saved_translations import saved
+from rules.translations import STRANGE, Branch, Chains, TooMany, branches
+from rules.values import Value
 
-NFTA_TABLE_NAME, NFTA_CHAIN_TYPE = 1, 7
+NFT_MSG_GETRULE, NFT_MSG_GETSET, NFT_MSG_GETSETELEM = 0xA07, 0xA0A, 0xA0D
+NFTA_TABLE_NAME, NFTA_CHAIN_HOOK, NFTA_CHAIN_TYPE = 1, 4, 7
+NFTA_RULE_TABLE, NFTA_RULE_CHAIN, NFTA_RULE_EXPRESSIONS = 1, 2, 4
+NFTA_SET_TABLE, NFTA_SET_NAME, NFTA_SET_FLAGS = 1, 2, 3
+NFTA_ELEMENTS_TABLE, NFTA_ELEMENTS_SET, NFTA_ELEMENTS = 1, 2, 3
+NFT_SET_INTERVAL = 4
+HEADER = "=BBH"
 DORMANT = 1
 FAMILIES = {1: "inet", 2: "ip", 10: "ip6"}
+CODES = {name: code for code, name in FAMILIES.items()}
 PROGRAMS = {Family.IP: "iptables", Family.IP6: "ip6tables"}
+MOST = 300_000  # rules and elements of a table that are read, all tries together
+MOST_SAVED = 64 << 20  # bytes that iptables-save may write
+PROCESSOR = 10  # seconds of it that iptables-save may use; for 100,000 rules it takes one
+PATIENCE = 25.0  # seconds until it is given up whatever it does; fewer than a watchdog's
 Name = tuple[str, str]  # family and name of a table
-PATIENCE = 10.0  # seconds; to save thousands of rules takes a tenth of one
 
 
-Lister = Callable[[Json], tuple[list[Json], str]]
+class Found(Value, kw_only=True):
+    """What others translate, and the tables that cannot be read, each with the reason."""
+
+    translations: tuple[Translation, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
-def translations(lister: Lister) -> tuple[Translation, ...]:
+class Unreadable(Exception):
+    """Why a table cannot be read."""
+
+
+def translations() -> Found:
     """All of them, in tables with a nat chain."""
-    listing = [entry for question in _questions() for entry in _listed(question, lister)]
-    found = list(rules.listed(listing))
-    for family in rules.hidden(listing):
-        found += rules.saved(_save("nft", family), family, f"table {family.value} nat")
-    if legacy_is_live():
-        for family in Family:
-            text = _save("legacy", family)
-            found += rules.saved(text, family, f"legacy table {family.value} nat")
-    return tuple(dict.fromkeys(found))
-
-
-def _listed(what: Json, lister: Lister) -> list[Json]:
-    """What libnftables lists of that; nothing, where it is not there or cannot be read: names of
-    others can be any bytes."""
+    found: list[Translation] = []
+    unreadable: list[str] = []
     try:
-        listing, error = lister(what)
-    except Unreadable:
-        return []
-    if error and MISSING not in error:
-        raise failure(error, Table.KEEP)
-    return listing
+        tables = list(_tables())
+    except InterruptedError:
+        return Found(unreadable=("nftables: tables keep changing while they are listed",))
+    for family, name, chains in tables:
+        where = printable(f"table {family} {name}", 120)
+        try:
+            found += _Table((family, name), where, chains).translations()
+        except (Unreadable, OSError) as error:
+            unreadable.append(f"{where}: {_reason(error)}")
+    for version in Family if legacy_is_live() else ():
+        where = f"legacy table {version.value} nat"
+        try:
+            found += saved(_save(version), version, where)
+        except (Unreadable, TooMany) as error:
+            unreadable.append(f"{where}: {_reason(error)}")
+    return Found(
+        translations=tuple(dict.fromkeys(found)), unreadable=tuple(dict.fromkeys(unreadable))
+    )
 
 
-def _questions() -> Iterator[Json]:
-    """What to list. The flags of a table are what libnftables (1.0.6) cannot write (see
-    agent.kernel.nftables): of one that has some, all else is listed, part by part."""
-    tables, chains = _dumped()
-    for (family, name), flags in tables.items():
-        kinds = chains.get((family, name), {})
-        if flags & DORMANT or (family, name) == ("inet", NAME) or "nat" not in kinds.values():
-            continue
-        if not flags:
-            yield {"table": {"family": family, "name": name}}
-            continue
-        table = {"family": family, "table": name}
-        yield {"sets": table}
-        yield {"maps": table}
-        for chain in kinds:
-            yield {"chain": {**table, "name": chain}}
+def _reason(error: Exception) -> str:
+    match error:
+        case InterruptedError():
+            return "it keeps changing while it is read"
+        case TooMany():
+            return "too many ways through its chains"
+        case OSError():
+            return os.strerror(error.errno or 0)
+    return str(error)
 
 
-def _dumped() -> tuple[dict[Name, int], dict[Name, dict[str, str]]]:
-    """The flags of each table, and the kind of each chain."""
+def _tables() -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Those of others that have a nat chain and do not sleep, with the kind of each base chain."""
     with netlink() as asking:
         try:
-            tables = ask(asking, NFT_MSG_GETTABLE, NLM_F_DUMP, bytes(4), "=BBH")
-            chains = ask(asking, NFT_MSG_GETCHAIN, NLM_F_DUMP, bytes(4), "=BBH")
+            tables = ask(asking, NFT_MSG_GETTABLE, NLM_F_DUMP, bytes(4), HEADER)
+            chains = ask(asking, NFT_MSG_GETCHAIN, NLM_F_DUMP, bytes(4), HEADER)
         except PermissionError as error:
             raise failure(os.strerror(error.errno or 0), Table.KEEP) from error
         except InterruptedError:
             raise
         except OSError:
-            return {}, {}  # this kernel has no nftables
-    flags = {
-        (FAMILIES[header[0]], _text(found, NFTA_TABLE_NAME)): _number(found, NFTA_TABLE_FLAGS)
-        for header, found in tables
-        if header[0] in FAMILIES
-    }
+            return  # this kernel has no nftables
     kinds: dict[Name, dict[str, str]] = {}
     for header, found in chains:
-        table = (FAMILIES.get(header[0], ""), _text(found, NFTA_CHAIN_TABLE))
-        name, kind = _text(found, NFTA_CHAIN_NAME), _text(found, NFTA_CHAIN_TYPE)
-        kinds.setdefault(table, {})[name] = kind
-    return flags, kinds
+        if NFTA_CHAIN_HOOK in found:
+            table = (FAMILIES.get(header[0], ""), _text(found, NFTA_CHAIN_TABLE))
+            name, kind = _text(found, NFTA_CHAIN_NAME), _text(found, NFTA_CHAIN_TYPE)
+            kinds.setdefault(table, {})[name] = kind
+    for header, found in tables:
+        family, name = FAMILIES.get(header[0], ""), _text(found, NFTA_TABLE_NAME)
+        sleeps = int.from_bytes(found.get(NFTA_TABLE_FLAGS, b""), "big") & DORMANT
+        bases = kinds.get((family, name), {})
+        if not sleeps and (family, name) != ("inet", NAME) and "nat" in bases.values():
+            yield family, name, bases
+
+
+class _Table:
+    """A table that is being read: rules on one socket, and on another the sets they look into."""
+
+    def __init__(self, name: Name, where: str, bases: dict[str, str]) -> None:
+        self._name, self._left = name, MOST
+        self._code = bytes([CODES[name[0]], 0, 0, 0])
+        self._chains = Chains(where)
+        for chain in bases:
+            self._chains.base(chain)
+        self._sets: dict[str, Elements] = {}
+        self._intervals: set[str] = set()
+
+    def translations(self) -> list[Translation]:
+        table = os.fsencode(self._name[1]) + b"\0"
+        with netlink() as self._rules, netlink() as self._asking:
+            body = self._code + attribute(NFTA_SET_TABLE, table)
+            for _, found in ask(self._asking, NFT_MSG_GETSET, NLM_F_DUMP, body, HEADER):
+                if int.from_bytes(found.get(NFTA_SET_FLAGS, b""), "big") & NFT_SET_INTERVAL:
+                    self._intervals.add(_text(found, NFTA_SET_NAME))
+            body = self._code + attribute(NFTA_RULE_TABLE, table)
+            for chain, some in picked(
+                self._rules, NFT_MSG_GETRULE, NLM_F_DUMP, body, HEADER, self._read
+            ):
+                self._chains.add(chain, some)
+        try:
+            return list(self._chains.translations())
+        except TooMany as error:
+            raise Unreadable(_reason(error)) from error
+
+    def _read(self, answer: Answer) -> tuple[str, list[Branch]] | None:
+        """What a rule does, made out as it comes: taken apart, 100,000 of them would be hundreds of
+        megabytes. None: nothing of interest."""
+        _, found = answer
+        self._count(1)
+        raw = found.get(NFTA_RULE_EXPRESSIONS, b"")
+        if _text(found, NFTA_RULE_TABLE) != self._name[1] or not may_matter(raw):
+            return None
+        family, table = self._name
+        chain = _text(found, NFTA_RULE_CHAIN)
+        try:
+            rule = {"family": family, "table": table, "expr": decoded(raw, self._elements)}
+            return chain, branches(rule, {})
+        except STRANGE as error:
+            raise Unreadable(
+                f"a rule of its chain {chain} is not understood ({error!r})"
+            ) from error
+
+    def _elements(self, name: str) -> Elements:
+        if name not in self._sets:
+            self._sets[name] = Elements(name in self._intervals, tuple(self._dumped(name)))
+        return self._sets[name]
+
+    def _dumped(self, name: str) -> Iterator[bytes]:
+        body = self._code + attribute(NFTA_ELEMENTS_TABLE, os.fsencode(self._name[1]) + b"\0")
+        body += attribute(NFTA_ELEMENTS_SET, os.fsencode(name) + b"\0")
+        for _, found in ask(self._asking, NFT_MSG_GETSETELEM, NLM_F_DUMP, body, HEADER):
+            for _, element in each(found.get(NFTA_ELEMENTS, b"")):
+                self._count(1)
+                yield element
+
+    def _count(self, more: int) -> None:
+        self._left -= more
+        if self._left < 0:
+            raise Unreadable(f"it holds more than {MOST:,} rules and elements")
 
 
 def _text(found: Attributes, kind: int) -> str:
-    return found.get(kind, b"").rstrip(b"\0").decode(errors="replace")
+    return found.get(kind, b"").rstrip(b"\0").decode(errors="surrogateescape")
 
 
-def _number(found: Attributes, kind: int) -> int:
-    return int.from_bytes(found.get(kind, b""), "big")
-
-
-def _save(variant: str, family: Family) -> str:
-    """What iptables-save says of the tables that are in use; nothing, where it is not there. A new
-    process is in the namespace of the thread that starts it."""
-    program = f"/usr/sbin/{PROGRAMS[family]}-{variant}-save"
+def _save(family: Family) -> str:
+    """What iptables-legacy-save says of the tables that are in use; nothing, where it is not
+    there. A new process is in the namespace of the thread that starts it."""
+    program = f"/usr/sbin/{PROGRAMS[family]}-legacy-save"
     try:
-        done = subprocess.run(  # noqa: S603 - a constant path
-            [program], capture_output=True, timeout=PATIENCE, check=False, stdin=subprocess.DEVNULL
-        )
+        with subprocess.Popen(  # noqa: S603 - a constant path
+            [program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as child:
+            with suppress(OSError, ValueError):  # it has ended already
+                resource.prlimit(child.pid, resource.RLIMIT_CPU, (PROCESSOR, PROCESSOR))
+            try:
+                said, error = child.communicate(timeout=PATIENCE)
+            except subprocess.TimeoutExpired as late:
+                child.kill()
+                raise Unreadable(f"{program} did not finish in {PATIENCE:g} s") from late
     except FileNotFoundError:
         return ""
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise TryAgain(f"cannot run {program} ({error})", "Try again") from error
-    if done.returncode:
-        gist = printable(done.stderr.decode(errors="replace").strip(), 200)
-        raise TryAgain(f"{program} failed ({gist})", "Try again")
-    return done.stdout.decode(errors="replace")
+    except OSError as failed:
+        raise Unreadable(f"cannot run {program} ({failed})") from failed
+    if child.returncode:
+        gist = printable(error.decode(errors="replace").strip(), 200)
+        raise Unreadable(f"{program} failed ({gist or f'exit status {child.returncode}'})")
+    if len(said) > MOST_SAVED:
+        raise Unreadable(f"{program} wrote more than {MOST_SAVED >> 20} MiB")
+    return said.decode(errors="replace")
+
+
+__all__ = ["Found", "translations"]

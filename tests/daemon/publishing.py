@@ -91,6 +91,19 @@ def faces(netns: str) -> set[tuple[str, str]]:
     }
 
 
+Spot = tuple[str, str, int]
+
+
+def spots(netns: str) -> set[Spot]:
+    """What is published, as the name of the Service, the family and each port."""
+    return {
+        (live.rule.owner.split("/")[2], live.rule.family.value, port)
+        for live in observed(netns, NFTABLES).live
+        if live.rule.chain is Chain.PREROUTING and live.rule.ports
+        for port in range(live.rule.ports.first, live.rule.ports.last + 1)
+    }
+
+
 def comes_to_publish(netns: str, *names: str, seconds: float = PATIENCE) -> dict[str, PortRange]:
     """The ports of these Services, once these and no others are published."""
     assert eventually(lambda: given(netns).keys() == set(names), seconds), given(netns)

@@ -16,13 +16,14 @@ import pytest
 from rules.model import Family, Protocol
 from rules.ports import PortRange
 from tests.daemon.publishing import (
+    PATIENCE,
     RANDOM,
     RESERVED,
     SELF,
+    Spot,
     by_hand,
     comes_to_publish,
     comes_to_refuse,
-    faces,
     given,
     owner,
     planned,
@@ -30,6 +31,7 @@ from tests.daemon.publishing import (
     refusals,
     service,
     set_sysctl,
+    spots,
     wired,
 )
 from tests.daemon.running import Node
@@ -64,14 +66,16 @@ def listening(netns: str, at: str, port: int, protocol: Protocol = TCP) -> Itera
         yield f"{name} (pid {os.getpid()}) listens on {protocol.value} {port}"
 
 
-Faces = set[tuple[str, str]]
-
-
-def published_in_plan(node: Node) -> tuple[int, Faces, list[str]]:
+def published_in_plan(node: Node) -> tuple[int, set[Spot], list[str]]:
     """The exit code of a plan, what it would publish, and what is wrong."""
     code, plan = planned(node.home, node.manifests)
     rules = [one["after"] for one in plan["changes"] if one["netns"] == SELF and one.get("after")]
-    found = {(one["owner"].split("/")[2], one["family"]) for one in rules if one.get("ports")}
+    ends = [one["ports"].split("-") for one in rules if one.get("ports")]
+    found = {
+        (one["owner"].split("/")[2], one["family"], port)
+        for one, both in zip([one for one in rules if one.get("ports")], ends, strict=True)
+        for port in range(int(both[0]), int(both[-1]) + 1)
+    }
     return code, found, [one["problem"] for one in plan["problems"]]
 
 
@@ -91,30 +95,34 @@ LISTENERS = {  # who listens where, and in which families that is in the way of 
 
 def test_who_listens_on_the_node_keeps_its_port(node: Node, lab: Net) -> None:
     """One Service for each kind of listener, side by side."""
-    everything = {(name, family.value) for name in LISTENERS for family in Family}
-    met: dict[tuple[str, str], str] = {}
+    everything: set[Spot] = set()
+    met: dict[Spot, str] = {}
     with ExitStack() as sockets:
         for place, (name, (protocol, at, port, hurts)) in enumerate(LISTENERS.items()):
             asks, first = "UDP" if name == "datagrams" else "TCP", 30100 + 10 * place
             node.save(f"{name}.yaml", service(name, 5000, count=5, at=first, protocol=asks))
             words = sockets.enter_context(listening(lab.node, at, port + 10 * place, protocol))
-            met |= {(name, family): words for family in hurts}
-        code, planned_faces, problems = published_in_plan(node)
-        assert (code, planned_faces) == (1, everything - met.keys())
-        for (name, _), words in met.items():
+            everything |= {
+                (name, family.value, port) for family in Family for port in range(first, first + 5)
+            }
+            met |= {(name, family, port + 10 * place): words for family in hurts}
+        code, planned_spots, problems = published_in_plan(node)
+        assert (code, planned_spots) == (1, everything - met.keys())
+        for (name, _, port), words in met.items():
             told = [one for one in problems if one.startswith(f"{owner(name)} is refused: ")]
             assert told, problems
-            assert all(words in one for one in told), told
+            assert all(words in one and f" {port}" in one for one in told), told
         with node.running() as daemon:
-            assert faces(lab.node) == everything - met.keys()
-            reasons = comes_to_refuse(daemon, *{name for name, _ in met})
-            for (name, _), words in met.items():
+            assert spots(lab.node) == everything - met.keys()
+            reasons = comes_to_refuse(daemon, *{name for name, _, _ in met})
+            for (name, _, _), words in met.items():
                 assert words in reasons[name]
+                assert "is left out" in reasons[name]
                 said = daemon.said("not published", what=owner(name))
                 assert any(words in one["why"] for one in said), said
             assert daemon.standing(SELF)["state"] == "conflict"
             sockets.close()
-            assert eventually(lambda: faces(lab.node) == everything, TIMED)
+            assert eventually(lambda: spots(lab.node) == everything, TIMED)
             assert daemon.is_in("in sync", SELF)
             assert not refusals(daemon)
     assert published_in_plan(node) == (0, set(), [])
@@ -179,18 +187,23 @@ def test_what_others_translate_is_left_to_them(node: Node, lab: Net) -> None:
     for port in STRANGERS:
         node.save(f"{port}.yaml", service(f"at{port}", 5000, count=5, at=port - 2))
     node.save("free.yaml", service("free", 5000, count=5, at=30400))
-    everything = {(f"at{port}", family.value) for port in STRANGERS for family in Family}
-    everything |= {("free", "ip"), ("free", "ip6")}
+    firsts = {f"at{port}": port - 2 for port in STRANGERS} | {"free": 30400}
+    everything = {
+        (name, family.value, port)
+        for name, first in firsts.items()
+        for family in Family
+        for port in range(first, first + 5)
+    }
     with strangers(lab.node):
         before = within(lab.node, "nft", "list", "ruleset")
-        left = everything - {(f"at{port}", "ip") for port in STRANGERS}
+        left = everything - {(f"at{port}", "ip", port) for port in STRANGERS}
         code, found, problems = published_in_plan(node)
         assert (code, found) == (1, left)
         with node.running() as daemon:
-            assert faces(lab.node) == left
+            assert spots(lab.node) == left
             reasons = comes_to_refuse(daemon, *(f"at{port}" for port in STRANGERS))
             for port, where in STRANGERS.items():
-                words = f"tcp {port - 2}-{port + 2} cannot be published: {where}"
+                words = f"tcp {port} is left out: {where}"
                 assert words in reasons[f"at{port}"]
                 assert f"translates tcp {port}" in reasons[f"at{port}"]
                 assert any(f"{owner(f'at{port}')} is refused: {words}" in one for one in problems)
@@ -198,7 +211,7 @@ def test_what_others_translate_is_left_to_them(node: Node, lab: Net) -> None:
             assert others[0].strip() == before.strip()
             nft(lab.node, "delete table ip mine")
             plain = next(iter(STRANGERS))
-            assert eventually(lambda: (f"at{plain}", "ip") in faces(lab.node), TIMED)
+            assert eventually(lambda: (f"at{plain}", "ip", plain) in spots(lab.node), TIMED)
             comes_to_refuse(daemon, *(f"at{port}" for port in STRANGERS if port != plain))
 
 
@@ -219,6 +232,55 @@ def test_nobody_is_moved_onto_what_others_translate(node: Node, lab: Net) -> Non
         node.save("ext.yaml", service("ext", 443, more="externalIPs: [203.0.113.7]"))
         why = comes_to_refuse(daemon, "ext", "grow", "wish")["ext"]
         assert "tcp 443 at 203.0.113.7 cannot be published: table ip more" in why
+
+
+HOST_PORT = """\
+*nat
+:CNI-HOSTPORT-DNAT - [0:0]
+:CNI-DN-x - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "a pod" -m multiport --dports 30104 -j CNI-DN-x
+-A CNI-DN-x -p tcp -m tcp --dport 30104 -j REDIRECT --to-ports 8080
+COMMIT
+"""
+
+
+def test_a_host_port_that_appears_in_a_published_range_gets_its_port(node: Node, lab: Net) -> None:
+    """As the portmap plugin makes it: that port is released, the rest of the run stays, and it is
+    taken back when the pod has gone."""
+    node.save("t.yaml", service("t", 5000, count=10, at=30100))
+    every = {("t", family.value, port) for family in Family for port in range(30100, 30110)}
+    served = answering(lab.vms[0].guest, "guest", [(TCP, port) for port in range(5000, 5010)])
+    with node.running() as daemon, served, answering(lab.node, "pod", [(TCP, 8080)]):
+        comes_to_publish(lab.node, "t")
+        assert asked(lab.client, TCP, NODE4, 30104).startswith("guest 5004 ")
+        within(lab.node, "iptables-nft-restore", "--noflush", stdin=HOST_PORT)
+        assert eventually(lambda: spots(lab.node) == every - {("t", "ip", 30104)}, PATIENCE)
+        assert asked(lab.client, TCP, NODE4, 30104).startswith("pod 8080 ")
+        for port in (30103, 30105):
+            assert asked(lab.client, TCP, NODE4, port).startswith(f"guest {port - 25100} ")
+        why = "tcp 30104 is left out: table ip nat, chain CNI-DN-x translates tcp 30104"
+        assert comes_to_refuse(daemon, "t") == {"t": why}
+        assert eventually(lambda: bool(daemon.said("not published", what=owner("t"), why=why)))
+        assert daemon.is_in("conflict", SELF)
+        within(lab.node, "iptables-nft", "-t", "nat", "-F", "CNI-DN-x")
+        assert eventually(lambda: spots(lab.node) == every, PATIENCE)
+        assert eventually(lambda: daemon.is_in("in sync", SELF))
+        assert asked(lab.client, TCP, NODE4, 30104).startswith("guest 5004 ")
+
+
+def test_a_legacy_rule_that_appears_in_a_published_range_gets_its_port(
+    node: Node, lab: Net
+) -> None:
+    """The legacy tables send no events: it is seen at a timed look."""
+    legacy(lab.node, "-A PREROUTING -p tcp --dport 1 -j REDIRECT", families=[Family.IP])
+    node.save("t.yaml", service("t", 5000, count=10, at=30100))
+    with node.running() as daemon:
+        comes_to_publish(lab.node, "t")
+        legacy(lab.node, "-A PREROUTING -p tcp --dport 30104 -j REDIRECT", families=[Family.IP])
+        assert eventually(lambda: ("t", "ip", 30104) not in spots(lab.node), TIMED)
+        assert ("t", "ip", 30105) in spots(lab.node)
+        assert "legacy table ip nat" in comes_to_refuse(daemon, "t")["t"]
 
 
 def test_nobody_is_given_what_is_in_use(node: Node, lab: Net) -> None:

@@ -31,8 +31,10 @@ from rules.flattened import flattened
 from rules.manifests import read
 from rules.manifests.resources import PREFIX, backing_links
 from rules.model import Family, Protocol
+from rules.netlink_rules import Elements, decoded, each
 from rules.nft_listing import decode
 from rules.plan import diff
+from rules.saved_translations import saved as saved_translations
 from tests.fuzz.choices import Choices, edited, garbage, mutated
 from tests.fuzz.manifests import AROUND, is_written_for_iptables, is_written_for_nft
 from tests.fuzz.samples import INSTANCE, ROOT
@@ -177,7 +179,33 @@ def listing(data: bytes) -> None:
     is_written_for_nft(diff("blue", WANTED, observed))
     for one in translations.listed(entries):
         assert one.where.isprintable(), one
-    translations.hidden(entries)
+
+
+def dumped(data: bytes) -> None:
+    """What the kernel dumps of a rule of others, and of the elements of a set."""
+    elements = Elements(bool(len(data) % 2), tuple(v for _, v in each(data)))
+    with suppress(*translations.STRANGE):
+        rule = {"family": "inet", "table": "nat", "chain": "pre"}
+        expr = decoded(data, lambda _: elements)
+        translations.branches({**rule, "expr": expr}, {})
+
+
+def expressions() -> Iterator[bytes]:
+    """A port that is compared, and one that is looked up; then a translation."""
+
+    def expression(name: bytes, *parts: tuple[int, bytes]) -> bytes:
+        body = b"".join(attribute(kind, value) for kind, value in parts)
+        both = attribute(1, name + b"\0") + attribute(2, body, nested=True)
+        return attribute(1, both, nested=True)
+
+    def number(value: int) -> bytes:
+        return value.to_bytes(4, "big")
+
+    port = expression(b"payload", (1, number(1)), (2, number(2)), (3, number(2)), (4, number(2)))
+    value = attribute(1, (80).to_bytes(2, "big"))
+    dnat = expression(b"nat", (1, number(1)), (2, number(2)))
+    yield port + expression(b"cmp", (1, number(1)), (2, number(0)), (3, value)) + dnat
+    yield port + expression(b"lookup", (1, b"ports\0"), (2, number(1)), (3, number(0)))
 
 
 SAVED = """\
@@ -195,7 +223,7 @@ def saved(data: bytes) -> None:
     """What iptables-save prints."""
     for family in Family:
         text = data.decode(errors="replace")
-        for one in translations.saved(text, family, f"table {family.value} nat"):
+        for one in saved_translations(text, family, f"table {family.value} nat"):
             assert one.where.isprintable(), one
 
 
@@ -274,6 +302,13 @@ TARGETS = (
         name="netlink-events", opened=simple(news), seeds=spoken, words=NETLINK_WORDS, examples=300
     ),
     Target(name="nft-listings", opened=simple(listing), examples=200),
+    Target(
+        name="nft-rules",
+        opened=simple(dumped),
+        seeds=expressions,
+        words=NETLINK_WORDS,
+        examples=400,
+    ),
     Target(
         name="iptables-save",
         opened=simple(saved),

@@ -7,7 +7,6 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -21,11 +20,9 @@ from rules.model import Family, Protocol
 from rules.occupied import Listener
 from rules.ports import PortRange
 from tests.spaces import (
-    NFTABLES,
     applied,
     emptied,
     eventually,
-    kernel,
     legacy,
     nft,
     observed,
@@ -84,9 +81,10 @@ def heard(netns: str) -> list[str]:
 
 
 def told(netns: str) -> list[str]:
-    library = kernel(NFTABLES)._workers.libnftables
-    with opened(netns) as descriptor, inside(descriptor, netns):
-        return sorted(map(str, translations(partial(library.listed, descriptor))))
+    with entered(netns):
+        found = translations()
+    assert found.unreadable == ()
+    return sorted(map(str, found.translations))
 
 
 CASES = {
@@ -306,6 +304,153 @@ def test_rules_of_the_legacy_tables_are_found_and_other_tables_are_not_made(netn
         "legacy table ip nat, chain PREROUTING translates tcp 81,443",
         "legacy table ip6 nat, chain PREROUTING translates tcp 81,443",
     ]
+
+
+PORTMAP = """\
+*nat
+:CNI-HOSTPORT-DNAT - [0:0]
+:CNI-HOSTPORT-SETMARK - [0:0]
+:CNI-DN-aaaa - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "a" -m multiport --dports 80,90 -j CNI-DN-aaaa
+-A CNI-DN-aaaa -s 10.88.0.2/32 -p tcp -m tcp --dport 80 -j CNI-HOSTPORT-SETMARK
+-A CNI-DN-aaaa -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.88.0.2:80
+-A CNI-DN-aaaa -p tcp -m tcp --dport 90 -j DNAT --to-destination 10.88.0.2:90
+COMMIT
+"""
+KUBE_PROXY = """\
+*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-EXT-X - [0:0]
+:KUBE-SVC-X - [0:0]
+:KUBE-SEP-1 - [0:0]
+:KUBE-SEP-2 - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A KUBE-SERVICES -d 10.96.0.9/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-X
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+-A KUBE-NODEPORTS -p tcp -m tcp --dport 30080 -j KUBE-EXT-X
+-A KUBE-EXT-X -j KUBE-SVC-X
+-A KUBE-SVC-X -m statistic --mode random --probability 0.5 -j KUBE-SEP-1
+-A KUBE-SVC-X -j KUBE-SEP-2
+-A KUBE-SEP-1 -p tcp -m tcp -j DNAT --to-destination 10.0.0.1:80
+-A KUBE-SEP-2 -p tcp -m tcp -j DNAT --to-destination 10.0.0.2:80
+COMMIT
+"""
+KUBE_PROXY_NFT = """
+table ip kube-proxy {
+    map service-ips {
+        type ipv4_addr . inet_proto . inet_service : verdict
+        elements = { 10.96.0.9 . tcp . 80 : goto service-x }
+    }
+    map service-nodeports {
+        type inet_proto . inet_service : verdict
+        elements = { tcp . 30080 : goto external-x, udp . 30053 : goto external-x }
+    }
+    chain endpoint-1 { meta l4proto tcp dnat to 10.0.0.1:80; }
+    chain endpoint-2 { meta l4proto tcp dnat to 10.0.0.2:80; }
+    chain service-x { numgen random mod 2 vmap { 0 : goto endpoint-1, 1 : goto endpoint-2 }; }
+    chain external-x { goto service-x; }
+    chain services {
+        ip daddr . meta l4proto . th dport vmap @service-ips
+        ip daddr != 127.0.0.0/8 fib daddr type local meta l4proto . th dport vmap @service-nodeports
+    }
+    chain nat-prerouting { type nat hook prerouting priority -100; jump services; }
+    chain nat-output { type nat hook output priority -100; jump services; }
+}
+"""
+JUMPING = {
+    "portmap": (PORTMAP, "chain CNI-DN-aaaa", ["tcp 80", "tcp 90"]),
+    "kube-proxy": (
+        KUBE_PROXY,
+        "chain KUBE-",
+        ["tcp 30080", "tcp 80 at 10.96.0.9"],
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+@pytest.mark.parametrize(("script", "chain", "expected"), JUMPING.values(), ids=JUMPING.keys())
+def test_a_port_that_is_matched_by_a_jump_is_found(
+    netns: str, variant: str, script: str, chain: str, expected: list[str]
+) -> None:
+    within(netns, f"iptables-{variant}-restore", stdin=script)
+    try:
+        found = told(netns)
+        assert all(chain in one for one in found), found
+        assert [one.partition(" translates ")[2] for one in found] == expected
+    finally:
+        within(netns, f"iptables-{variant}", "-t", "nat", "-F")
+
+
+def test_a_port_that_a_verdict_map_leads_to_a_translation_is_found(netns: str) -> None:
+    nft(netns, KUBE_PROXY_NFT)
+    assert told(netns) == [
+        "table ip kube-proxy, chain services translates tcp 30080",
+        "table ip kube-proxy, chain services translates tcp 80 at 10.96.0.9",
+    ]
+
+
+INTERVALS = """
+table inet theirs {
+    map spread { type ipv4_addr . inet_service : ipv4_addr; flags interval
+        elements = { 192.0.2.2 . 1000-1999 : 10.0.0.1, 192.0.2.0/24 . 53 : 10.0.0.2 }; }
+    set whole { type inet_service; flags interval; elements = { 0-65535 }; }
+    set upper { type inet_service; flags interval; elements = { 100-199, 200, 60000-65535 }; }
+    set nobody { type inet_service; }
+    chain pre {
+        type nat hook prerouting priority -100
+        dnat ip to ip daddr . udp dport map @spread
+        tcp dport @upper dnat ip6 to 2001:db8::5
+        tcp dport @nobody redirect
+        ip6 daddr 2001:db8::2 sctp dport @whole redirect
+        tcp dport != { 1-100, 200-65535 } redirect
+        meta l4proto { tcp, udp } th dport 53 redirect
+    }
+}
+"""
+
+
+def test_sets_of_intervals_are_read_as_they_are(netns: str) -> None:
+    nft(netns, INTERVALS)
+    where = "table inet theirs, chain pre translates "
+    assert [one.removeprefix(where) for one in told(netns)] == [
+        "sctp 1-65535 at 2001:db8::2",
+        "tcp 100-200,60000-65535",
+        "tcp 101-199",
+        "tcp 53",
+        "udp 1000-1999 at 192.0.2.2",
+        "udp 53",  # of a network of IPv4
+        "udp 53",  # of both families
+    ]
+
+
+def test_a_hundred_thousand_rules_are_read(netns: str) -> None:
+    many = "\n".join(
+        f"add rule ip theirs pre {protocol} dport {port} dnat to 10.0.0.1"
+        for protocol in ("tcp", "udp")
+        for port in range(10000, 60000)
+    )
+    base = (
+        "add table ip theirs\nadd chain ip theirs pre { type nat hook prerouting priority -100; }"
+    )
+    nft(netns, f"{base}\n{many}")
+    assert told(netns) == [
+        "table ip theirs, chain pre translates tcp 10000-59999",
+        "table ip theirs, chain pre translates udp 10000-59999",
+    ]
+
+
+def test_a_table_with_more_than_is_read_is_named(
+    netns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nft(netns, NATIVE)
+    monkeypatch.setattr("agent.kernel.translations.MOST", 3)
+    with entered(netns):
+        found = translations()
+    assert found.unreadable == ("table ip theirs: it holds more than 3 rules and elements",)
+    assert [str(one) for one in found.translations] == NATIVE_TOLD[:1]
 
 
 def test_looking_changes_nothing(netns: str) -> None:

@@ -11,7 +11,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from itertools import combinations, product
 from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.kernel.memory import MemoryNamespace
@@ -37,8 +38,9 @@ from rules.node_ports import Allocations, Bands, Holder
 from rules.occupied import Listener, Occupied, Translation
 from rules.plan import Table, diff
 from rules.ports import PortRange
-from rules.publish import Face, Node, Publishing, desire_node, faces, refuse
+from rules.publish import CELLS, FEWEST, Face, Node, Publishing, clients, desire_node, faces
 from rules.render import plan_json, plan_text, summary
+from rules.service_conflicts import refuse
 from rules.services import Endpoint, Publication, Service, ServicePort, ServiceType
 from rules.shapes import FEW, MANY, lookup_of, weight
 from rules.trace import Packet, traced
@@ -179,14 +181,15 @@ def owners(addresses: Iterable[Address], *, sticky: bool, chain: Chain) -> list[
     rules = desire_node([at(addresses, sticky=sticky)], None, HOW).rules
     here = [rule for rule in rules if rule.chain is chain]
     assert len({rule.share and (rule.share.of, rule.share.client) for rule in here}) == 1
+    takers: dict[int, list[Address]] = {}
+    for rule in here:
+        assert rule.to is not None
+        for number in rule.share.at if rule.share else [0]:
+            takers.setdefault(number, []).append(rule.to)
     share = here[0].share
-    found = []
-    for number in range(share.of if share else 1):
-        takers = [one.to for one in here if one.share is None or number in one.share.at]
-        assert len(takers) == 1, f"{number} is for {takers}"
-        assert takers[0] is not None
-        found.append(takers[0])
-    return found
+    assert sorted(takers) == [*range(share.of if share else 1)]
+    assert {len(some) for some in takers.values()} == {1}
+    return [takers[number][0] for number in sorted(takers)]
 
 
 @given(endpoint_lists, st.booleans(), st.sampled_from([Chain.PREROUTING, Chain.OUTPUT]))
@@ -213,8 +216,8 @@ def test_what_comes_in_and_what_the_node_sends_go_to_the_same_endpoint(
 def test_a_client_moves_only_if_its_endpoint_goes_or_to_one_that_comes(
     addresses: list[Address], data: st.DataObject
 ) -> None:
-    if len(addresses) < 3:
-        return
+    if not 3 <= len(addresses) <= FEWEST // CELLS:
+        return  # a single one has all, and more have other numbers
     gone = data.draw(st.sampled_from(addresses))
     left = [one for one in addresses if one != gone]
     before = owners(addresses, sticky=True, chain=Chain.PREROUTING)
@@ -222,6 +225,34 @@ def test_a_client_moves_only_if_its_endpoint_goes_or_to_one_that_comes(
     assert len(before) == len(after)
     for was, now in zip(before, after, strict=True):
         assert was in (now, gone)  # and the other way round, when it comes
+
+
+def spread(count: int, seed: int) -> tuple[int, list[list[int]]]:
+    return clients([ip_address((10 << 24) + seed + 7 * place) for place in range(count)])
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 8, 9, 20, 50, 100, 257, 500, 1000])
+@given(seed=st.integers(0, 1 << 20))
+@settings(max_examples=3, deadline=None)
+def test_every_endpoint_gets_a_fair_share_of_the_clients(count: int, seed: int) -> None:
+    of, numbers = spread(count, seed)
+    assert sum(map(len, numbers)) == of
+    assert sorted(number for some in numbers for number in some) == [*range(of)]
+    fair = of / count
+    assert min(map(len, numbers)) > fair / 4
+    assert max(map(len, numbers)) < fair * 3
+
+
+@pytest.mark.parametrize("count", [8, 16, 64, 256])
+@given(seed=st.integers(0, 1 << 20))
+@settings(max_examples=3, deadline=None)
+def test_few_clients_move_where_one_more_endpoint_takes_more_numbers(count: int, seed: int) -> None:
+    (fewer, before), (more, after) = spread(count, seed), spread(count + 1, seed)
+    assert more == 2 * fewer
+    was = {number: place for place, some in enumerate(before) for number in some}
+    now = {number: place for place, some in enumerate(after) for number in some}
+    moved = sum(now[n] not in (was[n % fewer], count) for n in range(more))
+    assert moved / more < 0.12
 
 
 @given(endpoint_lists, st.booleans(), chances)
@@ -482,29 +513,55 @@ def test_of_what_is_kept_no_two_meet(scene: tuple[list[Face], list[Rule], Occupi
 
 
 @given(scenes())
-def test_who_is_refused_meets_somebody_and_who_meets_nobody_is_kept(
+def test_a_port_is_shown_unless_a_rival_or_somebody_else_has_it(
     scene: tuple[list[Face], list[Rule], Occupied],
 ) -> None:
     wanted, live, occupied = scene
-    kept, refused, notes = refuse(wanted, live, occupied)
-    ours = [face for face in wanted if face.ours]
+    kept, refused, _ = refuse(wanted, live, occupied)
     holders = [face for face in wanted if not face.ours]
-    there = {(one.owner, one.protocol, one.destination, one.ports) for one in live}
-    for face in ours:
-        is_live = (face.owner, face.port.protocol, face.at, face.ports) in there
+    for face in [face for face in wanted if face.ours]:
+        pieces = [one for one in kept if is_piece(one, face)]
+        shown = {spot for one in pieces for spot in spots(one)}
+        there = {
+            (one.protocol, spot[1], port)
+            for one in live
+            for spot in [next(iter(spots(face)))]
+            if (one.owner, one.protocol, one.destination)
+            == (face.owner, face.port.protocol, face.at)
+            and one.ports
+            for port in range(one.ports.first, one.ports.last + 1)
+        }
+        heard = used(replace(occupied, translations=()), face) - there
+        taken = heard | used(replace(occupied, listeners=()), face)
         rivals = [
-            one for one in (*kept, *holders) if not are_one(face, one) and spots(face) & spots(one)
+            one
+            for one in (*kept, *holders)
+            if not is_piece(one, face) and not are_one(face, one) and spots(face) & spots(one)
         ]
-        taken = used(occupied, face)
-        if face in kept:
-            assert is_live or not taken
-            said = [note for note in notes if note.startswith(f"{face.name}: {face} is published")]
-            assert bool(said) == bool(taken)
-        else:
-            assert rivals or (taken and not is_live)
-            assert any(one.owner == face.name and str(face) in one.reason for one in refused)
+        assert shown == spots(face) - taken or (rivals and not shown) or not shown
+        if not shown:
+            assert rivals or spots(face) <= taken or is_held(face, wanted)
+        if shown != spots(face):
+            assert any(one.owner == face.name for one in refused)
+        for one in pieces:
+            offset = one.ports.first - face.ports.first
+            assert [end.port - offset for end in one.endpoints] == [
+                end.port for end in face.endpoints
+            ]
     assert len(kept) == len(set(kept))
-    assert {one.owner for one in refused} == {face.name for face in ours if face not in kept}
+
+
+def is_piece(one: Face, face: Face) -> bool:
+    whole = (face.service, face.port, face.family, face.at)
+    return (one.service, one.port, one.family, one.at) == whole and face.ports.holds(one.ports)
+
+
+def is_held(face: Face, wanted: list[Face]) -> bool:
+    """Whether another that is wanted may have taken its place, though not all of its ports."""
+    return any(
+        other is not face and not are_one(face, other) and spots(face) & spots(other)
+        for other in wanted
+    )
 
 
 @given(scenes())
@@ -527,7 +584,7 @@ def test_who_is_live_gives_way_only_to_who_is_live_or_kube_proxys(
     theirs = [face for face in wanted if not face.ours]
     kept, _, _ = refuse(wanted, live, occupied)
     alone, _, _ = refuse([*early, *theirs], live, occupied)
-    assert [face for face in kept if face in early] == alone
+    assert [one for one in kept if any(is_piece(one, face) for face in early)] == alone
 
 
 @given(scenes(), chances)

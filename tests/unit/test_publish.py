@@ -19,15 +19,14 @@ from rules.node_ports import Allocations, Bands
 from rules.occupied import Listener, Occupied, Translation
 from rules.ports import ALL_PORTS, PortRange
 from rules.publish import (
-    NUMBERS,
+    FEWEST,
     Face,
     Node,
     Publishing,
     desire_node,
     faces,
-    newcomers,
-    refuse,
 )
+from rules.service_conflicts import newcomers, refuse
 from rules.services import Endpoint, Publication, Service, ServicePort, ServiceType
 from rules.values import replace
 from tests.unit.samples import LO, link, ports, space
@@ -381,15 +380,15 @@ NGINX: Any = {"pid": 7, "program": "nginx"}
         pytest.param(
             face("a tcp 8000-8009"),
             Occupied(listeners=(listener("tcp 8004", **NGINX),)),
-            ["tcp 8000-8009 cannot be published: nginx (pid 7) listens on tcp 8004"],
+            ["tcp 8004 is left out: nginx (pid 7) listens on tcp 8004"],
             id="a listener",
         ),
         pytest.param(
             face("a tcp 8000-8009"),
             Occupied(listeners=(listener("tcp 8000", **NGINX), listener("tcp 8009"))),
             [
-                "tcp 8000-8009 cannot be published: nginx (pid 7) listens on tcp 8000",
-                "tcp 8000-8009 cannot be published: somebody listens on tcp 8009",
+                "tcp 8000 is left out: nginx (pid 7) listens on tcp 8000",
+                "tcp 8009 is left out: somebody listens on tcp 8009",
             ],
             id="two listeners, each",
         ),
@@ -420,7 +419,7 @@ NGINX: Any = {"pid": 7, "program": "nginx"}
         pytest.param(
             face("a tcp 8000-8009", at=str(NODE4)),
             Occupied(listeners=(listener("tcp 8004"),), own=OWN_ADDRESSES),
-            [f"tcp 8000-8009 at {NODE4} cannot be published: somebody listens on tcp 8004"],
+            [f"tcp 8004 at {NODE4} is left out: somebody listens on tcp 8004"],
             id="an address that is the node's",
         ),
         pytest.param(
@@ -434,7 +433,7 @@ NGINX: Any = {"pid": 7, "program": "nginx"}
                     ),
                 )
             ),
-            ["tcp 8000-8009 cannot be published: table ip docker translates tcp 8009"],
+            ["tcp 8009 is left out: table ip docker translates tcp 8009"],
             id="a translation of somebody else",
         ),
     ],
@@ -444,7 +443,72 @@ def test_a_face_that_meets_somebody_is_refused(
 ) -> None:
     kept, found, notes = refuse([one], [], occupied)
     assert found == [Pending("Service/shop/phone/a", why) for why in refused]
-    assert (kept, notes) == ([] if refused else [one], [])
+    left = {int(why.split()[1]) for why in refused}
+    shown = {port for piece in kept for port in range(piece.ports.first, piece.ports.last + 1)}
+    assert shown == {*range(8000, 8010)} - left
+    assert notes == []
+    assert kept == [one] or refused
+
+
+def translation(text: str, where: str = "table ip nat, chain DOCKER", **more: Any) -> Translation:
+    protocol, numbers = text.split()
+    return Translation(where=where, protocol=Protocol(protocol), ports=(ports(numbers),), **more)
+
+
+def shown_by(kept: Iterable[Face]) -> list[str]:
+    return [f"{one.ports}>{one.endpoints[0].port}" for one in kept]
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+def test_a_port_that_somebody_translates_is_left_out_and_the_rest_leads_where_it_did(
+    is_live: bool,
+) -> None:
+    one = face("a tcp 30000-30009>20000")
+    occupied = Occupied(translations=(translation("tcp 30004"), translation("udp 30005")))
+    kept, refused, notes = refuse([one], rules_of(one) if is_live else [], occupied)
+    assert shown_by(kept) == ["30000-30003>20000", "30005-30009>20005"]
+    assert [str(one.reason) for one in refused] == [
+        "tcp 30004 is left out: table ip nat, chain DOCKER translates tcp 30004"
+    ]
+    assert notes == []
+    again, told, _ = refuse([one], [*desire_node(kept, None, PLAINLY).rules], occupied)
+    assert (again, told) == (kept, refused), "which is stable"
+
+
+def test_what_is_all_translated_is_refused() -> None:
+    one = face("a tcp 30000-30009")
+    kept, refused, _ = refuse(
+        [one], rules_of(one), Occupied(translations=(translation("tcp 29000-31000"),))
+    )
+    assert kept == []
+    assert [one.reason for one in refused] == [
+        "tcp 30000-30009 cannot be published: table ip nat, chain DOCKER translates tcp 29000-31000"
+    ]
+
+
+def test_the_first_port_of_a_run_is_its_proxys() -> None:
+    """In a cluster the API server gave it to the Service, and kube-proxy serves it."""
+    one = face("a tcp 30000-30009")
+    theirs = translation("tcp 30000", "table ip nat, chain KUBE-NODEPORTS")
+    assert refuse([one], [], Occupied(translations=(theirs,)), proxied=True) == ([one], [], [])
+    wide = replace(theirs, ports=(ports("30000-30001"),))
+    kept, _, _ = refuse([one], [], Occupied(translations=(wide,)), proxied=True)
+    assert shown_by(kept) == ["30000>30000", "30002-30009>30002"]
+
+
+def test_while_a_table_cannot_be_read_nothing_new_is_published_and_what_is_live_stays() -> None:
+    old, new = face("a tcp 30000-30009", name="old"), face("a tcp 31000", name="new")
+    occupied = Occupied(unreadable=("table ip theirs: it holds too much",))
+    kept, refused, notes = refuse([old, new], rules_of(old), occupied)
+    assert kept == [old]
+    words = "a table of others may translate it, and cannot be read: table ip theirs"
+    assert [one.owner for one in refused] == ["Service/shop/new/a"]
+    assert refused[0].reason.startswith(f"tcp 31000 cannot be published: {words}")
+    assert [words in note for note in notes] == [True]
+    grown = face("a tcp 30000-30019", name="old")
+    kept, refused, _ = refuse([grown], rules_of(old), occupied)
+    assert shown_by(kept) == ["30000-30009>30000"]
+    assert refused[0].reason.startswith(f"tcp 30010-30019 is left out: {words}")
 
 
 def test_what_is_live_is_not_taken_away_by_who_comes_later_but_said() -> None:
@@ -457,12 +521,12 @@ def test_what_is_live_is_not_taken_away_by_who_comes_later_but_said() -> None:
         "Service/shop/phone/a: tcp 8000-8009 is published, but somebody listens on tcp 8005",
     ]
     for other in (
-        replace(one, ports=PortRange(8000, 8010)),
         replace(one, at=NODE4),
         face("b tcp 8000-8009"),
         face("a tcp 8000-8009", name="other"),
     ):
-        assert refuse([other], rules_of(one), occupied)[0] == [], f"{other} is not what is live"
+        shown = shown_by(refuse([other], rules_of(one), occupied)[0])
+        assert shown == ["8000-8003>8000", "8006-8009>8006"], f"{other} is not what is live"
 
 
 MEETINGS = [
@@ -558,9 +622,9 @@ def test_what_kube_proxy_serves_is_never_kept_nor_refused() -> None:
 
 
 def test_who_is_refused_stands_in_nobodys_way() -> None:
-    first, second = face("a tcp 80-89", name="one"), face("a tcp 85-99", name="two")
+    first, second = face("a tcp 80", name="one"), face("a tcp 80-99", name="two")
     occupied = Occupied(listeners=(listener("tcp 80"),))
-    assert refuse([first, second], [], occupied)[0] == [second]
+    assert shown_by(refuse([first, second], [], occupied)[0]) == ["81-99>81"]
 
 
 def test_one_reason_is_told_once() -> None:
@@ -664,7 +728,7 @@ def test_two_at_one_address_both_get_clients() -> None:
         ("10.1.0.12", None),
     }
     taken = Counter(number for each in found if each.share for number in each.share.at)
-    assert taken == dict.fromkeys(range(NUMBERS), 2), "once for what comes in, once from the node"
+    assert taken == dict.fromkeys(range(FEWEST), 2), "once for what comes in, once from the node"
 
 
 def shares(shown: Face) -> dict[str, Share]:
@@ -677,10 +741,10 @@ def shares(shown: Face) -> dict[str, Share]:
 
 def test_clients_that_keep_their_endpoint_are_shared_out_by_address() -> None:
     found = shares(face("rtp udp 100-109", "10.1.0.11", "10.1.0.12", "10.1.0.13", affinity=60))
-    assert {(one.of, one.client) for one in found.values()} == {(NUMBERS, True)}
-    assert sorted(chain(*(one.at for one in found.values()))) == list(range(NUMBERS))
+    assert {(one.of, one.client) for one in found.values()} == {(FEWEST, True)}
+    assert sorted(chain(*(one.at for one in found.values()))) == list(range(FEWEST))
     assert all(one.at == tuple(sorted(one.at)) for one in found.values())
-    assert all(60 < len(one.at) < 115 for one in found.values()), "about as many for each"
+    assert all(200 < len(one.at) < 480 for one in found.values()), "about as many for each"
 
 
 def test_the_signalling_and_the_media_of_a_client_have_one_endpoint() -> None:
@@ -700,7 +764,7 @@ def test_who_comes_or_goes_moves_no_client_between_the_others() -> None:
 def test_which_endpoint_a_number_is_for_stays_over_restarts() -> None:
     """Numbers that were drawn by another process of ours are in the kernel already."""
     found = shares(face("a udp 1", "10.1.0.11", "10.1.0.12", affinity=60))
-    assert found["10.1.0.11"].at[:8] == (0, 1, 2, 3, 11, 14, 15, 16)
+    assert found["10.1.0.11"].at[:8] == (3, 8, 9, 10, 11, 12, 13, 15)
 
 
 # --------------------------------------------------------------------------------------- detours
