@@ -10,7 +10,7 @@ from typing import Any
 from agent.errors import BadConfiguration
 from rules.manifests.fields import nearest
 from rules.manifests.port_annotations import decimal
-from rules.model import Address, Network
+from rules.model import NODE, Address, Network
 from rules.ports import HIGHEST, LOWEST, PortRange
 from rules.problems import ABSENT, Path, Problem, printable, shown
 from rules.values import Value
@@ -56,9 +56,10 @@ class Kubernetes(Value, kw_only=True):
 
 
 class Policy(Value, kw_only=True):
-    """Whether NetworkPolicies are enforced."""
+    """Whether NetworkPolicies are enforced, and whether the node itself is exempt from them."""
 
     enforce: bool | None = None  # None: those of files are; in a cluster its network plugin does it
+    allow_node: bool = True
 
 
 class Config(Value, kw_only=True):
@@ -79,6 +80,15 @@ class Config(Value, kw_only=True):
         """Whether NetworkPolicies are enforced."""
         given = self.policy.enforce
         return self.source == "files" if given is None else given
+
+    @property
+    def node_namespaces(self) -> list[str] | None:
+        """Where the addresses are with which policies always allow traffic: in the namespace that
+        the agent runs in and, where that may be the one of a pod, in that of process 1. None: there
+        are no such addresses."""
+        if not self.policy.allow_node:
+            return None
+        return [NODE, *([f"{self.kubernetes.proc}/1/ns/net"] if self.source != "files" else [])]
 
 
 def load(path: str | None, default: str = DEFAULT_FILE) -> Config:
@@ -385,7 +395,7 @@ _TABLES: dict[str, tuple[Callable[..., Value], dict[str, Reader]]] = {
             "services": _truth,
         },
     ),
-    "policy": (Policy, {"enforce": _truth_or_auto}),
+    "policy": (Policy, {"enforce": _truth_or_auto, "allow_node": _truth}),
 }
 _TOP: dict[str, Reader] = {
     "source": _one_of("files", "kubernetes"),

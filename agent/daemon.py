@@ -29,6 +29,7 @@ from agent.kernel.pods import POD, Pods
 from agent.log import Log
 from agent.metrics import Metrics
 from agent.news import News
+from agent.node_addresses import NodeAddresses
 from agent.notify import Notifier
 from agent.publisher import Publisher, publishing
 from agent.server import Busy, Server
@@ -122,6 +123,7 @@ class Daemon:
             publisher=self._publisher,
             tell=self._told,
             workqueue=self._workqueue,
+            node=NodeAddresses(lambda: self._config.node_namespaces, self._warn),
         )
         self._use(self._made_source())
         own = {NODE} if self._store.has_published else set()

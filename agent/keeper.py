@@ -19,6 +19,7 @@ from agent.kernel.kinds import Glimpse, Kernel
 from agent.kernel.pods import POD, Tampered
 from agent.log import Log
 from agent.metrics import Metrics
+from agent.node_addresses import NodeAddresses
 from agent.publisher import Publisher
 from agent.reconcile import Outcome, Wish, by_namespace, keep, wish_of, wish_without_laws
 from agent.status import Standing, State, moment
@@ -66,6 +67,7 @@ class Keeper:
         calendar: Clock = time.time,
         tell: Tell = lambda _, __, ___: None,
         workqueue: Workqueue | Inline | None = None,
+        node: NodeAddresses | None = None,
     ) -> None:
         self.kernel = kernel
         self._workqueue = workqueue or Inline()
@@ -73,6 +75,7 @@ class Keeper:
         self._publisher = publisher
         self._machines: tuple[Machine, ...] = ()
         self._laws, self._filters_stay = NO_LAWS, False
+        self._node = node
         # Whether addresses may have changed that policies depend on, and Services.
         self._refence = self._reselect = False
         self._fences = FAILURES  # of finding out what policies say
@@ -111,6 +114,7 @@ class Keeper:
         self._machines, self._reselect, self._unselected = tuple(machines), True, False
         filters_stay = laws is None
         self._laws = NO_LAWS if laws is None else laws
+        self._read_node()
         self._fence()
         if filters_stay != self._filters_stay:
             self._filters_stay = filters_stay
@@ -130,7 +134,8 @@ class Keeper:
         known now. Where that cannot be found out all goes on as it was: what was fenced last."""
         self._refence = self._unfenced = False
         try:
-            machines = fenced(self._machines, self._laws, self._links(), self._unresolved)
+            laws = replace(self._laws, node=self._node.known) if self._node else self._laws
+            machines = fenced(self._machines, laws, self._links(), self._unresolved)
             wanted = by_namespace(one for one in machines if one.masquerade is not None)
         except Exception as error:  # a bug met in one policy must not stop everything
             self._unfenced = True
@@ -150,6 +155,13 @@ class Keeper:
         self._metrics.failed()
         why, so = str(_unexpected(error)), "it allows nothing to what it selects"
         self._teller.unresolved(str(policy), why, so)
+
+    def _read_node(self) -> bool:
+        """Read the node's addresses if they may have changed and some policy needs them; return
+        whether they are others."""
+        if self._node is None or not self._node.stale or not self._laws.policies:
+            return False
+        return self._node.read(self.kernel)
 
     def _place(self, wanted: Mapping[str, list[Machine]]) -> None:
         """Look where something else is wanted than before, or nothing any more."""
@@ -199,6 +211,8 @@ class Keeper:
 
     def relinked(self, nsid: object) -> None:
         """Links, addresses or settings of a namespace changed."""
+        if self._node is not None and self._node.concerns(nsid):
+            self._node.stale = True
         for kept in self._numbered(nsid):
             if not kept.relinked:
                 kept.looks = kept.looks.struck(self._clock())
@@ -217,6 +231,8 @@ class Keeper:
 
     def look_at_all(self) -> None:
         """Anything may have happened."""
+        if self._node is not None:
+            self._node.stale = True
         there = [kept for kept in self._kept.values() if kept.identity]
         self._names = {kept.identity: kept.netns for kept in there}
         self._numbers = {}
@@ -229,6 +245,8 @@ class Keeper:
 
     def renew(self) -> None:
         """Look at everything from the ground up, without waiting for anyone's back-off."""
+        if self._node is not None:
+            self._node.stale = True
         for kept in self._kept.values():
             kept.look = kept.urgent = True
             kept.proven = None
@@ -318,6 +336,7 @@ class Keeper:
         self._collect(now)
         if self._unfenced and self._fences.due(now):
             self._fence()
+        self._refence |= self._read_node()
         for _ in range(ROUNDS):
             for kept in self._due(now):
                 if not kept.leaving and kept.netns != NODE and not stopping():

@@ -9,10 +9,13 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from ipaddress import ip_network
 
 from rules.desired import label
 from rules.isolation import WHOLE, Names, Register
 from rules.model import (
+    NODE,
+    NODE_KEY,
     Address,
     Family,
     Fence,
@@ -45,6 +48,8 @@ class Laws(Value, kw_only=True):
     policies: tuple[NetworkPolicy, ...] = ()
     pods: tuple[Pod, ...] = ()
     namespaces: tuple[Namespace, ...] = ()
+    # The node's own addresses: traffic with them is always allowed. None: the node is not exempt.
+    node: frozenset[Address] | None = None
     # Whether a namespace that is not among them has no labels; else nobody knows which it has.
     all_namespaces: bool = True
 
@@ -71,7 +76,8 @@ def fenced(
     parties = [Party.of_pod(pod) for pod in laws.pods]
     parties += [Party.of_machine(one, _addresses(one, links.get(one.netns))) for one in machines]
     register = Register(laws.policies, parties, laws.namespaces, all_namespaces=laws.all_namespaces)
-    return tuple(_fenced(machine, register, unresolved) for machine in machines)
+    found = (_fenced(machine, register, unresolved) for machine in machines)
+    return tuple(one if laws.node is None else _exempting(one, laws.node) for one in found)
 
 
 def unprotected(machines: Iterable[Machine], laws: Laws) -> list[str]:
@@ -168,6 +174,27 @@ def _gates(
                     met.add(peers)
                     members = frozenset(WHOLE[family] if known is None else known)
                 yield family, peers, members, protocol, ports
+
+
+def _exempting(machine: Machine, node: frozenset[Address]) -> Machine:
+    """The same, with everything allowed between it and its node, as Kubernetes has it: the kubelet
+    probes from there. The set is there also where the node has no such address: one that it gets is
+    then an element, and no rule changes."""
+    if machine.hears is None and machine.says is None:
+        return machine
+    sets = tuple(
+        (
+            Peers(family, NODE_KEY),
+            frozenset(ip_network(one) for one in node if Family.of(one) is family),
+        )
+        for family in Family
+    )
+    exempt = tuple(_grant(peers.family, peers, None, None, [NODE]) for peers, _ in sets)
+    hears, says = (
+        fence and replace(fence, grants=(*fence.grants, *exempt), sets=(*fence.sets, *sets))
+        for fence in (machine.hears, machine.says)
+    )
+    return replace(machine, hears=hears, says=says)
 
 
 def _vary(rule: PolicyRule) -> bool:

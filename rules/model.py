@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar
 
 NODE = "node:self"  # what the namespace that the agent runs in is called
+NODE_KEY = "node"  # of the sets of its addresses, in which policies never forbid anything
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 InterfaceAddress = IPv4Interface | IPv6Interface
@@ -122,7 +123,7 @@ class Peers(Value):
     """A set of addresses by its name, which stays what it is when they come and go."""
 
     family: Family
-    key: str  # letters and digits
+    key: str  # hexadecimal digits, or the node's
 
     def __str__(self) -> str:
         return f"peers-{self.family.value}-{self.key}"

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import ip_network
 
-from rules.model import Family, Members, Network, Peers
+from rules.model import NODE_KEY, Family, Members, Network, Peers
 from rules.values import Value
 
 TYPE_CHECKING = False
@@ -206,7 +206,9 @@ def named(text: object) -> Peers | None:
         return None
     family, _, key = text.removeprefix(PREFIX).partition("-")
     families = {one.value: one for one in Family}
-    if family not in families or not key or not DIGITS.issuperset(key):
+    if family not in families or not key:
+        return None
+    if key != NODE_KEY and not DIGITS.issuperset(key):
         return None
     return Peers(families[family], key)
 

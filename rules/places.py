@@ -16,6 +16,9 @@ from rules.values import Value
 # IPv4 only: Linux has no way back to ::1 for a packet that comes in on a link (decisions.md).
 LOOPBACK = IPv4Address("127.0.0.1")
 POD_LINK = "eth0"
+# Where kube-proxy in IPVS mode holds the addresses of all Services: the node answers for them, but
+# what is behind them is not the node.
+NOT_THE_NODES = frozenset({"kube-ipvs0"})
 
 
 def entry_link(masquerade: Masquerade, surroundings: Surroundings | None) -> str | None:
@@ -50,6 +53,18 @@ def is_global(address: Address) -> bool:
         or address.is_multicast
         or address.is_unspecified
         or address == IPv4Address("255.255.255.255")
+    )
+
+
+def node_addresses(links: Surroundings) -> frozenset[Address]:
+    """Those of a node by which it and others speak with each other over a router: IPv6 does not
+    route addresses of one link."""
+    return frozenset(
+        address.ip
+        for link in links.links
+        if link.name not in NOT_THE_NODES
+        for address in link.addresses
+        if is_global(address.ip) or (address.version == 4 and address.ip.is_link_local)
     )
 
 

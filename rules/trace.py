@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from rules.model import OWN, POLICED, Address, Chain, Family, Members, Peers, Protocol, Rule
+from rules.model import NODE, OWN, POLICED, Address, Chain, Family, Members, Peers, Protocol, Rule
 from rules.places import LOOPBACK
 from rules.values import Value, replace
 from rules.words import share
@@ -187,8 +187,14 @@ def _judged(
     way = "in" if incoming else "out"
     if not found:
         return f"; but no policy lets it {way}: it is dropped"
-    whom = "" if incoming and packet.source is not None else " for some"
-    names = sorted({one.owner for one in found})
+    certain = incoming and packet.source is not None
+    names = sorted({one.owner for one in found} - {NODE})
+    if not names and certain:
+        return "; the node itself is always let in"
+    if not names:
+        other = f"unless it is {'from' if incoming else 'for'} the node itself"
+        return f"; but no policy lets it {way}: it is dropped, {other}"
+    whom = "" if certain else " for some"
     return f"; {' and '.join(names)} {'lets' if len(names) == 1 else 'let'} it {way}{whom}"
 
 

@@ -26,6 +26,7 @@ class World(NamedTuple):
     policies: Sequence[Document]
     pods: Sequence[Pod]
     namespaces: Mapping[str, Mapping[str, str]]  # labels by name, of those that are known
+    node: Sequence[str] = ()  # the addresses of the node that the pod is on
 
 
 class Packet(NamedTuple):
@@ -38,7 +39,11 @@ class Packet(NamedTuple):
 
 
 def allowing(world: World, pod: Pod, packet: Packet) -> set[str] | None:
-    """The names of the policies that allow it; None: the pod is not isolated, so it passes."""
+    """The names of the policies that allow it; None: the pod is not isolated from that peer, so it
+    passes. As documented: 'traffic to and from the node where a Pod is running is always allowed,
+    regardless of the IP address of the Pod or the node'."""
+    if packet.peer in world.node:
+        return None
     names: set[str] = set()
     isolated = False
     for policy in world.policies:

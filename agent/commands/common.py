@@ -10,7 +10,8 @@ from agent.sources.files import Snapshot
 from rules.conflicts import conflicts
 from rules.desired import desire
 from rules.fences import fenced, idle, unprotected
-from rules.model import NODE, Desired, Surroundings
+from rules.model import NODE, Address, Desired, Surroundings
+from rules.places import node_addresses
 from rules.plan import Plan
 from rules.problems import Problem
 from rules.render import plan_text, summary
@@ -41,14 +42,18 @@ def reported(snapshot: Snapshot, console: Console) -> list[Problem]:
     return problems
 
 
-def intents(snapshot: Snapshot, kernel: "Kernel | None") -> tuple[list[Intent], list[Failure]]:
-    """What to do in each namespace, and which of them could not be looked at."""
+def intents(
+    snapshot: Snapshot, kernel: "Kernel | None", node: str = NODE
+) -> tuple[list[Intent], list[Failure]]:
+    """What to do in each namespace, and which of them could not be looked at. The node's addresses
+    are those of the namespace `node`."""
     found: list[Intent] = []
     failures: list[Failure] = []
     names: dict[object, str] = {}
     links: dict[str, Surroundings] = {}
     unknown: set[str] = set()
-    fences = fenced(snapshot.machines, snapshot.laws, _known_links(snapshot, kernel))
+    laws = replace(snapshot.laws, node=_node_addresses(snapshot, kernel, node))
+    fences = fenced(snapshot.machines, laws, _known_links(snapshot, kernel))
     for name, group in by_namespace(fences).items():
         ours = any(machine.masquerade is not None for machine in group)
         if kernel is None:
@@ -73,6 +78,23 @@ def intents(snapshot: Snapshot, kernel: "Kernel | None") -> tuple[list[Intent], 
     if snapshot.services:
         found.append(on_the_node(snapshot, kernel, links, unknown))
     return found, failures
+
+
+def _node_addresses(
+    snapshot: Snapshot, kernel: "Kernel | None", node: str
+) -> frozenset[Address] | None:
+    """With which policies always allow traffic, where there are any policies. In a plan against
+    nothing none is known: a pipeline plans alike wherever it runs."""
+    if not snapshot.laws.policies:
+        return None
+    if kernel is None:
+        return frozenset()
+    from agent.config import load  # whoever has no policies does not need it
+
+    if not load(None).policy.allow_node:
+        return None
+    _, links = kernel.links(node)
+    return node_addresses(links)
 
 
 def _known_links(snapshot: Snapshot, kernel: "Kernel | None") -> dict[str, Surroundings]:

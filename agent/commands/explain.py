@@ -15,6 +15,7 @@ from rules.fences import fenced
 from rules.model import NODE, Address, Desired, Protocol
 from rules.ports import HIGHEST, LOWEST
 from rules.trace import explained
+from rules.values import replace
 from rules.words import counted
 
 
@@ -66,7 +67,9 @@ def explain(  # noqa: PLR0913 - the options of the command
 
 
 def _declared(snapshot: Snapshot) -> Iterator[tuple[str, Desired]]:
-    machines = fenced(snapshot.machines, snapshot.laws, {})
+    # Which addresses the node has is not known here, but that it is exempt.
+    laws = replace(snapshot.laws, node=frozenset())
+    machines = fenced(snapshot.machines, laws, {})
     for name, group in by_namespace(machines).items():
         yield name, desire(group, None)
     if snapshot.services:

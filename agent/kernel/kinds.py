@@ -107,6 +107,9 @@ class Kernel(Protocol):
     def holds_rules(self, netns: str) -> bool:
         """Whether something of ours is in that namespace, at less cost than another look."""
 
+    def links(self, netns: str) -> tuple[object, Surroundings]:
+        """How events name that namespace, and the links that it has."""
+
     def glimpse(self, netns: str, before: Glimpse) -> Glimpse:
         """The same again, now; what only a change of the rules changes is not asked without one."""
 

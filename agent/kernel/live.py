@@ -246,6 +246,12 @@ class LiveKernel:
         except OSError as error:  # a plain file, which `ip netns` makes first and leaves last
             raise NoNamespace(f"there is no network namespace {netns}") from error
 
+    def links(self, netns: str) -> tuple[object, Surroundings]:
+        with self.found(netns) as descriptor:
+            nsid = self._nsid(descriptor, netns)
+            with _inside(descriptor, netns):
+                return nsid, rtnetlink.surroundings()
+
     def glimpse(self, netns: str, before: Glimpse) -> Glimpse:
         with self.found(netns) as descriptor, _inside(descriptor, netns):
             status = os.fstat(descriptor)

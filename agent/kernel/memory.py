@@ -147,6 +147,10 @@ class MemoryKernel:
             raise NoNamespace(f"there is no network namespace {netns}")
         yield self.spaces[netns]
 
+    def links(self, netns: str) -> tuple[object, Surroundings]:
+        with self.opened(netns) as space:
+            return space.nsid, space.surroundings()
+
     def glimpse(self, netns: str, before: Glimpse) -> Glimpse:
         with self.opened(netns) as space:
             return Glimpse(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from agent.commands.common import intents
 from agent.sources.files import load
-from rules.model import POLICED, Family, Live, Protocol
+from rules.model import NODE, POLICED, Family, Live, Protocol
 from rules.values import replace
 from tests.daemon.running import Node, Running
 from tests.datapath.publishing import TCP, UDP, Ports, serving
@@ -163,7 +163,9 @@ class Town:
         """Whether there is nothing left to do, as another one sees it who reads the same files."""
         snapshot = load([str(self.node.manifests)], bytes)
         assert not snapshot.problems, [str(one) for one in snapshot.problems]
-        found, failures = intents(replace(snapshot, services=()), kernel(NFTABLES))
+        found, failures = intents(
+            replace(snapshot, services=()), kernel(NFTABLES), node=self.lab.node
+        )
         return not failures and all(one.plan.empty for one in found)
 
     def changed(self, change: Callable[[], object], vm: Vm) -> None:
@@ -223,7 +225,7 @@ class Town:
         return {
             f"{one.family.value} {one.protocol.value if one.protocol else 'any'} {one.ports}"
             for one in rules
-            if one.accepts and not one.resumes
+            if one.accepts and not one.resumes and one.owner != NODE
         }
 
 

@@ -21,7 +21,7 @@ from agent.sources.kubeconfig import load
 from agent.sources.meaning import Meaning, Tiding
 from agent.sources.store import Store
 from rules.fences import Laws, fenced
-from rules.model import Family, Protocol
+from rules.model import POLICED, Family, Live, Protocol
 from tests.kubernetes.agents import USER, agents, comes_to_say, launched
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.instances import (
@@ -35,7 +35,7 @@ from tests.kubernetes.instances import (
     asking,
     instance,
 )
-from tests.spaces import eventually, lab, run, unused_name
+from tests.spaces import eventually, lab, observed, run, unused_name
 
 Json = Any
 Start = Callable[[], AbstractContextManager[Asked]]
@@ -460,6 +460,31 @@ def test_with_packets_from_a_policy_to_its_end(ruled: Ruled, wired: Lab, tmp_pat
             daemon.reload()
             assert comes_to_reach(wired, 1500)
             assert daemon.status()["policies"]["enforced"] is False
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["on the node", "in a pod of its own"])
+def test_default_deny_allows_probes_of_the_node(
+    ruled: Ruled, wired: Lab, tmp_path: Path, beside: bool
+) -> None:
+    """The client's namespace is the node's, in which the agent is, or only process 1."""
+    with (
+        agents(ruled.cluster, tmp_path, ruled.node, netns="" if beside else wired.client) as node,
+        launched(node, ruled.machines, phone(ruled), wired.pod),
+        echoing(wired, wired.guest, [(TCP, 1500)]),
+    ):
+        ruled.cluster.grant(USER, *ALL)
+        node.daemons.configure(**{"policy.enforce": True})
+        first = Path(node.kubelet.proc) / "1/ns/net"
+        first.unlink()
+        first.symlink_to(f"/run/netns/{wired.client}")
+        ruled.let("shut", ingress=[])
+        with node.daemons.running():
+            assert eventually(lambda: any(one.rule.guards for one in filters(wired.pod)))
+            assert reached(wired, wired.client, AT, TCP, 1500) == 1500
+
+
+def filters(netns: str) -> list[Live]:
+    return [one for one in observed(netns).live if one.rule.chain in POLICED]
 
 
 def test_an_agent_that_may_not_read_policies_says_so_and_keeps_what_is_enforced(

@@ -18,6 +18,7 @@ from rules.desired import desire
 from rules.fences import Laws, fenced
 from rules.flows import forbidden
 from rules.model import (
+    NODE,
     NUMBERS,
     POLICED,
     Address,
@@ -115,6 +116,7 @@ def laws(world: World, policies: Sequence[NetworkPolicy] | None = None) -> Laws:
         policies=tuple(understood(world.policies) if policies is None else policies),
         pods=tuple(known(one, at) for at, one in enumerate(world.pods) if at % 3),
         namespaces=tuple(namespaces(world)),
+        node=frozenset(map(ip_address, world.node)) if world.node else None,
     )
 
 
@@ -171,6 +173,26 @@ def test_every_packet_is_judged_as_the_documentation_says(world: World, pod: Pod
             names = {name for rule in found for name in rule.owner.split(",")}
             assert names <= selecting[packet.direction]
             assert names & {f"NetworkPolicy/shop/{name}" for name in expected}
+
+
+@settings(max_examples=30)
+@given(worlds(), subjects, st.sets(st.sampled_from(IPS), min_size=1, max_size=3))
+def test_the_node_itself_is_never_cut_off_and_nobody_else_is_let_in(
+    world: World, pod: Pod, node: set[str]
+) -> None:
+    desired = wanted(world._replace(node=sorted(node)), pod)
+    without = wanted(world, pod)
+    for packet in ASKED:
+        expected = allowing(world._replace(node=sorted(node)), pod, packet)
+        found = judged(desired, packet)
+        assert (found is None or bool(found)) == (expected is None or bool(expected))
+        if packet.peer not in node:
+            before = judged(without, packet)
+            assert (found if found is None else {*found}) == (
+                before if before is None else {*before}
+            )
+        elif found is not None:
+            assert NODE in {rule.owner for rule in found}
 
 
 @given(worlds(), subjects, st.data())
