@@ -37,7 +37,7 @@
 #include <unistd.h>
 
 enum { SOURCES = 16, PORTS = 16384, FIRST_PORT = 10000, GUESTS = 4, RANGES = 256, BURST = 64 };
-enum { UDP_ONE_IN = 6 }; /* connection tracking remembers a datagram for seconds, a reset not at all */
+enum { UDP_ONE_IN = 10 }; /* connection tracking remembers a datagram for seconds, a reset not at all */
 enum { TCP = 6, UDP = 17, ICMP = 1, ICMP6 = 58, SYN = 2, RST = 4, ACK = 16 };
 enum { NONE, WAITING, ANSWERED };
 enum { ETHER = 14, IP4 = 20, IP6 = 40 };

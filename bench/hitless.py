@@ -48,6 +48,7 @@ from agent.status import State, Status
 from bench.hitless_daemon import Daemons
 from bench.hitless_kinds import Kind, kinds
 from bench.hitless_net import Counts, Lost, Net, built, compiled, opening, run_nft
+from bench.measure import undisturbed
 from rules.nft_steps import Step, in_turn
 from rules.plan import Plan
 from rules.values import Value
@@ -312,7 +313,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--single-transaction", action="store_true", help="show what that loses")
     options = parser.parse_args(words)
     print(f"Flows lost by changes, Linux {os.uname().release}", flush=True)
-    with single_transaction() if options.single_transaction else ExitStack():
+    with undisturbed(), single_transaction() if options.single_transaction else ExitStack():
         effort = Effort(changes=options.changes, seconds=options.seconds, rate=options.rate)
         found = measure(options.kinds, effort)
     lost = sum(len(one.lost) for one in found)

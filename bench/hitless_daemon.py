@@ -16,6 +16,8 @@ from bench.process import configure, save, scratch, until
 
 ROOT = Path(__file__).parent.parent
 MOST_SECONDS = 0.08  # from a saved manifest until the daemon is killed
+AT_REST = 0.3  # of the changes: the others come while flows of an earlier run are still looked at
+NODE_IN_SYNC, READY = '"in sync", "netns": "node:self"', '"event": "ready"'
 # Copies of one process that has loaded everything: a tenth of what starting Python takes.
 STEM = """
 import os, signal, sys, time
@@ -74,17 +76,22 @@ class Daemons:
         self._start()
 
     def _change(self, text: str) -> None:
+        if self._chosen.random() < AT_REST:
+            self._says(READY)
         save(self._manifest, text)
         time.sleep(self._chosen.uniform(0, MOST_SECONDS))
         os.kill(self._pid, signal.SIGKILL)
         self._start()
 
     def _start(self) -> None:
-        """Start a daemon, and wait until it is ready."""
+        """Start a daemon, and wait until it has made the rules of the node, which are its last."""
         assert self._stem.stdin
         assert self._stem.stdout
         self._log.write_text("")
         self._stem.stdin.write(f"{self._log}\n")
         self._stem.stdin.flush()
         self._pid = int(self._stem.stdout.readline())
-        until(lambda: '"ready"' in self._log.read_text())
+        self._says(NODE_IN_SYNC)
+
+    def _says(self, words: str) -> None:
+        until(lambda: words in self._log.read_text())

@@ -12,8 +12,7 @@ LABELS = 'app: phone, always: "yes"'
 RETIRED = 'app: retired, always: "yes"'
 FIRST = ', first: "yes"'
 SHIFTED = 13000
-SERVED = 400  # ports of the Service that changes
-OTHERS = MANY  # other Services with one endpoint, and as many with two
+SERVED = 200  # ports of the Service that changes
 
 
 class Kind(Value, kw_only=True):
@@ -117,7 +116,7 @@ def _services(net: Net) -> list[Kind]:
     found = []
     for shift, shifted in ((0, ""), (SHIFTED, ", shifted")):
         for affinity, kept in ((False, ""), (True, ", affinity")):
-            for others, beside in ((False, ""), (True, ", beside others")):
+            for others, beside in ((0, ""), (MANY, ", beside others")):
                 both, text, flows = _published(net, shift, affinity=affinity, others=others)
                 retired = _vm(net, 2, both, RETIRED)
                 found.append(
@@ -129,7 +128,7 @@ def _services(net: Net) -> list[Kind]:
                         leaves=True,
                     )
                 )
-    both, text, flows = _published(net, SHIFTED, affinity=False, others=True)
+    both, text, flows = _published(net, SHIFTED)
     found.append(
         Kind(
             name="a VM of two is removed and comes back",
@@ -143,13 +142,13 @@ def _services(net: Net) -> list[Kind]:
 
 
 def _published(
-    net: Net, shift: int, *, affinity: bool, others: bool
+    net: Net, shift: int, *, affinity: bool = False, others: int = 1, served: int = SERVED
 ) -> tuple[list[Ports], str, tuple[str, ...]]:
-    """What the VMs have, the Services and the first VM, and the flows. Of the other Services half
-    have one endpoint and half have two, as the first has in turn, and enough for maps."""
-    nodes = [(30000, 29999 + SERVED), *(_spans(2 * OTHERS, 30000 + SERVED) if others else [])]
+    """What the VMs have, the Services and the first VM, and the flows. Of the other Services that
+    many have one endpoint and as many have two, as the first has in turn."""
+    nodes = [(30000, 29999 + served), *_spans(2 * others, 30000 + served)]
     targets = [(first - shift, last - shift) for first, last in nodes]
-    selectors = ["app: phone"] + ['always: "yes"', 'first: "yes"'] * OTHERS
+    selectors = ["app: phone"] + ['always: "yes"', 'first: "yes"'] * others
     text = "".join(
         _service(f"s{number}", selectors[number], span, target, affinity=affinity)
         for number, (span, target) in enumerate(zip(nodes, targets, strict=True))
@@ -236,7 +235,7 @@ def _policy(spans: Sequence[Ports], name: str = "web") -> str:
 
 
 def _tampering(net: Net) -> list[Kind]:
-    both, text, flows = _published(net, SHIFTED, affinity=False, others=True)
+    both, text, flows = _published(net, SHIFTED, served=20)
     found = [
         Kind(
             name=f"the table of {count} ranges is recreated after tampering",
@@ -270,7 +269,7 @@ def _tampering(net: Net) -> list[Kind]:
 
 
 def _kill(net: Net) -> Kind:
-    both, text, flows = _published(net, SHIFTED, affinity=False, others=True)
+    both, text, flows = _published(net, SHIFTED, served=20)
     return Kind(
         name="the daemon is killed and started again",
         states=(text + _vm(net, 2, both), text + _vm(net, 2, both, RETIRED)),
