@@ -16,7 +16,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from agent.kernel import sysctl
+from agent.kernel.conntrack import CT_DELETE
+from agent.kernel.netlink import NLM_F_ACK, ask
 from agent.kernel.netns import inside, opened
+from agent.kernel.nftables import netlink
 from bench.process import until
 from rules.values import Value
 
@@ -99,6 +102,13 @@ def run_nft(netns: str, script: str) -> None:
     """Run a script of nft in a namespace."""
     with opened(netns) as descriptor, inside(descriptor, netns):
         subprocess.run(["nft", "-f", "-"], input=script, text=True, check=True)
+
+
+def forget_flows(net: Net) -> None:
+    """Let nothing be tracked any more: the next client may use the same ports."""
+    for netns in (net.node, *net.pods):
+        with opened(netns) as descriptor, inside(descriptor, netns), netlink() as asking:
+            ask(asking, CT_DELETE, NLM_F_ACK, bytes(4), "=BBH")
 
 
 def _ip(netns: str, *lines: str) -> None:
