@@ -13,11 +13,12 @@ import signal
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 
 from agent import lock, signals
 from agent.config import Config, load
 from agent.devices import Devices
-from agent.errors import BadConfiguration, Failure
+from agent.errors import BadConfiguration, Failure, TryAgain
 from agent.keeper import Keeper
 from agent.kernel import counters
 from agent.kernel.arrivals import Arrivals
@@ -40,7 +41,7 @@ from agent.sources.meaning import Meaning, Source, Tiding, outdated
 from agent.sources.store import Store
 from agent.sources.watch import Watch
 from agent.status import Standing
-from agent.workqueue import Workqueue
+from agent.workqueue import Bounded, Workqueue
 from rules.fences import Laws
 from rules.model import NODE
 from rules.shapes import lookup_of, name
@@ -49,6 +50,7 @@ from rules.words import few
 
 SLICE = 0.1  # seconds of writing down between two looks at what happens
 STUCK = 60.0  # seconds without progress in the middle of work
+COUNTING = 1.0  # seconds for the counters of one namespace
 LISTEN_AGAIN = 10.0  # seconds until an address is tried again that somebody else has
 SELDOM = 20_000, 50, 50  # when cycles are looked for: there are few, and much that is none
 
@@ -103,7 +105,7 @@ class Daemon:
             self._epoll.register(descriptor, select.EPOLLIN)
         for descriptor, mask in self._arrivals.filenos():
             self._epoll.register(descriptor, mask)
-        self._workqueue = Workqueue()
+        self._workqueue, self._counting = Workqueue(), Bounded(COUNTING)
         self._epoll.register(self._workqueue.fileno(), select.EPOLLIN)
         self._flushed = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         stack.callback(os.close, self._flushed)
@@ -461,7 +463,12 @@ class Daemon:
         """For whoever asks, in whichever thread."""
         lookups = {lookup_of(one.rule) for one in standing.live if not one.handle}
         maps = sorted(name(lookup) for lookup in lookups if lookup)
-        return counters.read(standing.netns, standing.identity, maps, self._kernel.found)
+        netns, found = standing.netns, self._kernel.found
+        try:
+            task = partial(counters.read, netns, standing.identity, maps, found)
+            return self._counting.run(netns, task)
+        except TimeoutError as error:  # whoever holds nftables there must not hold up a scrape
+            raise TryAgain(f"the counters of namespace {netns} cannot be read now") from error
 
     def _serves(self, uid: str) -> str:
         return self._kernel.pods.serves(uid)

@@ -120,3 +120,26 @@ class Workqueue:
                     self._threads -= 1
                     return
                 self._idle.append(tasks)
+
+
+class Bounded:
+    """Runs one task at a time for each key, and waits for it for a bounded time only."""
+
+    def __init__(self, patience: float, most: int = MOST_THREADS) -> None:
+        self._patience = patience
+        self._workqueue = Workqueue(most)
+        self._late: dict[str, Work[object]] = {}
+
+    def run(self, key: str, task: Callable[[], Result]) -> Result:
+        """Return what the task returns. TimeoutError: it, or an earlier one, is not done yet."""
+        late = self._late.get(key)
+        if late is not None and not late.done:
+            raise TimeoutError
+        self._late.pop(key, None)
+        work = self._workqueue.start(task)
+        if work is None:
+            raise TimeoutError
+        if not work.wait(self._patience):
+            self._late[key] = work  # type: ignore[assignment]  # its result is not looked at
+            raise TimeoutError
+        return work.result()

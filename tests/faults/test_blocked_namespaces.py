@@ -122,5 +122,9 @@ def test_a_namespace_that_blocks_our_commits_delays_no_other(
         fed, last = count, time.monotonic()
     assert max(took) < A_MOMENT, took
     assert max(gaps) < A_MOMENT, gaps
+    began = time.monotonic()
+    assert held.metric("namespaces") == 2
+    assert held.get("/healthz")[0] == 200
+    assert time.monotonic() - began < 2 * A_MOMENT, "a scrape waits for it"
     assert comes_to_forward(red, "tcp 23")  # when it is its turn
     assert held.is_in("in sync", red)

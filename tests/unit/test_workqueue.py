@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from agent.workqueue import MOST_IDLE, Inline, Workqueue
+from agent.workqueue import MOST_IDLE, Bounded, Inline, Workqueue
 from tests.spaces import eventually
 
 A_MOMENT = 10.0  # seconds on a busy machine
@@ -62,3 +62,23 @@ def test_no_more_than_so_many_are_begun_while_all_are_blocked() -> None:
     assert [one is not None for one in begun] == [True, True, True, False]
     assert eventually(lambda: queue._threads == MOST_IDLE)
     assert queue.start(lambda: None) is not None
+
+
+def test_what_is_not_done_in_time_is_begun_once_and_holds_up_nobody_else() -> None:
+    bounded, gate = Bounded(0.01), threading.Event()
+    begun: list[str] = []
+
+    def blocks() -> None:
+        begun.append("blue")
+        gate.wait(A_MOMENT)
+
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            bounded.run("blue", blocks)
+    patient = Bounded(A_MOMENT)
+    assert patient.run("red", lambda: 17) == 17
+    assert begun == ["blue"]
+    gate.set()
+    assert eventually(lambda: all(one.done for one in bounded._late.values()))
+    with pytest.raises(ZeroDivisionError):
+        patient.run("blue", lambda: 1 // 0)
