@@ -50,8 +50,9 @@ class Laws(Value, kw_only=True):
     namespaces: tuple[Namespace, ...] = ()
     # The node's own addresses: traffic with them is always allowed. None: the node is not exempt.
     node: frozenset[Address] | None = None
-    # Whether a namespace that is not among them has no labels; else nobody knows which it has.
-    all_namespaces: bool = True
+    # Whether a label that is not told of is not there. Else nobody knows which labels a namespace
+    # has that is not among them, and a machine may have more than are told of.
+    all_labels: bool = True
 
 
 _Kind = tuple[Family, Peers | None, Protocol | None]
@@ -74,8 +75,11 @@ def fenced(
     if not laws.policies:
         return tuple(machines)
     parties = [Party.of_pod(pod) for pod in laws.pods]
-    parties += [Party.of_machine(one, _addresses(one, links.get(one.netns))) for one in machines]
-    register = Register(laws.policies, parties, laws.namespaces, all_namespaces=laws.all_namespaces)
+    parties += [
+        Party.of_machine(one, _addresses(one, links.get(one.netns)), all_labels=laws.all_labels)
+        for one in machines
+    ]
+    register = Register(laws.policies, parties, laws.namespaces, all_labels=laws.all_labels)
     found = (_fenced(machine, register, unresolved) for machine in machines)
     return tuple(one if laws.node is None else _exempting(one, laws.node) for one in found)
 

@@ -48,13 +48,13 @@ class Register:
         parties: Iterable[Party],
         namespaces: Iterable[Namespace] = (),
         *,
-        all_namespaces: bool = True,
+        all_labels: bool = True,
     ) -> None:
         """Where `namespaces` are not all there are, the labels of any other are not known."""
         self._policies: dict[str, list[NetworkPolicy]] = defaultdict(list)
         self._parties: dict[str, list[Party]] = defaultdict(list)
         self._labels: dict[str, Labels | None] = {}
-        self._others: Labels | None = () if all_namespaces else None
+        self._others: Labels | None = () if all_labels else None
         self._reaches: dict[object, Reach] = {}
         self._known: dict[object, _Numbers] = {}
         for policy in sorted(set(policies), key=str):
@@ -139,7 +139,7 @@ class Register:
         for home, parties in self._parties.items():
             if self._is_meant(home, namespace, peer.namespaces):
                 for party in parties:
-                    if party.addresses and peer.pods.matches(party.labels):
+                    if party.addresses and party.is_chosen(peer.pods):
                         yield from ((party, address) for address in party.addresses)
 
     def _is_meant(self, home: str, own: str, selector: Selector | None) -> bool:

@@ -67,6 +67,11 @@ class Selector(Value):
     def matches(self, labels: Labels) -> bool:
         return all(requirement.holds(labels) for requirement in self.requirements)
 
+    def surely_matches(self, labels: Labels) -> bool:
+        """The same where there may be more labels: none is known to be missing."""
+        keys = {key for key, _ in labels}
+        return all(one.key in keys and one.holds(labels) for one in self.requirements)
+
 
 class IpBlock(Value):
     """The addresses of a network, but for those of some networks in it."""
@@ -190,6 +195,12 @@ class Party(Value, kw_only=True):
     labels: Labels
     addresses: tuple[Address, ...]
     names: tuple[tuple[str, Protocol, int], ...] = ()  # of its ports
+    all_labels: bool = True  # else it may have more
+
+    def is_chosen(self, selector: Selector) -> bool:
+        """Whether it is known that a selector means it."""
+        choose = selector.matches if self.all_labels else selector.surely_matches
+        return choose(self.labels)
 
     @staticmethod
     def of_pod(pod: Pod) -> "Party":
@@ -202,13 +213,16 @@ class Party(Value, kw_only=True):
         )
 
     @staticmethod
-    def of_machine(machine: Machine, addresses: tuple[Address, ...] = ()) -> "Party":
+    def of_machine(
+        machine: Machine, addresses: tuple[Address, ...] = (), *, all_labels: bool = True
+    ) -> "Party":
         """A machine, at the addresses that were found for it, or else those it is said to have."""
         return Party(
             namespace=machine.namespace,
             labels=machine.labels,
             addresses=addresses or machine.addresses,
             names=machine.names,
+            all_labels=all_labels,
         )
 
 

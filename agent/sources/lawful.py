@@ -209,7 +209,7 @@ class Lawful:
                 namespaces=parties.known(homes) if self._wanted.namespaces else (),
                 # Also while they are being listed: then a selector that wants a label to be
                 # missing would admit whoever is in a namespace that has it.
-                all_namespaces=False,
+                all_labels=False,
             ),
             problems=(*readings.problems, *unread),
             held=readings.held,

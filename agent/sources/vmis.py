@@ -24,6 +24,10 @@ KIND = "VirtualMachineInstance"
 PATH = "/apis/kubevirt.io/v1/virtualmachineinstances"
 NODE = "kubevirt.io/nodeName"
 TARGET = "kubevirt.io/migrationTargetNodeName"  # there while a migration to that node lasts
+# Labels that KubeVirt gives the pod of every instance, beside the instance's own.
+APP, CREATED_BY = "kubevirt.io", "kubevirt.io/created-by"
+HOST, INSTANCE = "vm.kubevirt.io/name", "vmi.kubevirt.io/id"
+LAUNCHER = "virt-launcher"
 FINAL = ("Succeeded", "Failed")
 MOST_RANGES = 1024  # and ports of one instance: all on a node share its memory
 MOST_PODS = 64  # of one instance on a node: two while it migrates, and what nobody has cleared away
@@ -37,6 +41,7 @@ _STATUS = ("activePods", "migrationTransport", "nodeName", "phase")
 _MIGRATION = ("completed", "failed", "sourceNode", "targetNode")
 _INTERFACE = ("name", "podInterfaceName")
 _PORTS = ("ports", "portRanges")
+_LONGEST_LABEL = 63
 _UID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -101,7 +106,7 @@ def trimmed(thing: Object) -> Object:
     return {
         **some(thing, ("apiVersion", "kind")),
         "metadata": kept_metadata,
-        "spec": {**some(spec, ("networks",)), "domain": {"devices": kept_devices}},
+        "spec": {**some(spec, ("hostname", "networks")), "domain": {"devices": kept_devices}},
         "status": kept_status,
     }
 
@@ -216,8 +221,15 @@ def place(document: Object, node: str) -> Place:
 
 
 def _labels(document: Object) -> Labels:
-    found = mapping(mapping(document, "metadata"), "labels").items()
-    return tuple(sorted((key, text) for key, text in found if isinstance(text, str)))
+    """Those of its pod, as far as they are known: its own, and what KubeVirt adds to them."""
+    metadata = mapping(document, "metadata")
+    name = str(metadata.get("name", ""))
+    host = mapping(document, "spec").get("hostname") or name.partition(".")[0][:_LONGEST_LABEL]
+    added = {APP: LAUNCHER, CREATED_BY: metadata.get("uid"), HOST: host}
+    if len(name) <= _LONGEST_LABEL:
+        added[INSTANCE] = name
+    found = {**mapping(metadata, "labels"), **added}
+    return tuple(sorted((key, text) for key, text in found.items() if isinstance(text, str)))
 
 
 def _odd(here: list[str], pods: list[str]) -> tuple[str, ...]:

@@ -155,7 +155,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.deferred.stop()
 
 
-def test_nothing_is_forgotten_before_all_namespaces_have_their_rules(place: Place) -> None:
+def test_nothing_is_forgotten_before_all_labels_have_their_rules(place: Place) -> None:
     place.forget("blue", 1)
     assert not place.walker.asked.acquire(timeout=0.05)
     place.told()

@@ -444,7 +444,7 @@ def test_all_that_are_meant_are_chosen_and_few_that_are_not() -> None:
                         policies=(law,),
                         pods=tuple(pods),
                         namespaces=spaces_known,
-                        all_namespaces=False,
+                        all_labels=False,
                     ),
                     {},
                 )
@@ -722,7 +722,7 @@ def test_a_namespace_that_is_told_of_late_seems_to_lack_nothing(
     with following(script, tmp_path) as followed:
         assert followed.meaning.laws_unknown == ""
         assert followed.allowed == []
-        assert not followed.meaning.laws.all_namespaces
+        assert not followed.meaning.laws.all_labels
         script.tell(NAMESPACES, "ADDED", namespace("new", 11))
         assert followed.comes_to_allow("10.0.0.1")
 
@@ -760,6 +760,44 @@ def test_a_peer_is_not_admitted_while_its_namespace_is_being_listed(
             assert [*filter(None, (members for _, members in web.hears.sets))] == []
             script.held[NAMESPACES].set()
             assert followed.comes_to(lambda: followed.meaning.laws.namespaces)
+
+
+@pytest.mark.parametrize(
+    ("peer", "admitted"),
+    [
+        ({}, True),
+        ({"matchLabels": {"role": "client"}}, True),
+        ({"matchLabels": {"kubevirt.io": "virt-launcher"}}, True),
+        ({"matchExpressions": [{"key": "role", "operator": "NotIn", "values": ["db"]}]}, True),
+        ({"matchExpressions": [{"key": "mesh", "operator": "NotIn", "values": ["x"]}]}, False),
+        ({"matchExpressions": [{"key": "mesh", "operator": "DoesNotExist"}]}, False),
+        ({"matchExpressions": [{"key": "kubevirt.io", "operator": "DoesNotExist"}]}, False),
+    ],
+)
+def test_a_machine_may_have_labels_of_its_pod_that_nobody_told_of(
+    script: Script, tmp_path: Path, peer: Json, admitted: bool
+) -> None:
+    """What is in its pod besides, the pod itself tells once it is listed."""
+    client = machine("client", role="client")
+    client["status"]["activePods"] = {UID.replace("1", "2"): NODE}
+    script.lists[VMIS] = [machine(), client]
+    script.lists[POLICIES] = [policy("web", {"podSelector": peer})]
+    at = {f"pod:{UID.replace('1', '2')}": space(link("eth0", "10.0.0.9/24"))}
+    with following(script, tmp_path) as followed:
+        found = fenced(followed.meaning.machines, followed.meaning.laws, at)
+        [web] = [one for one in found if one.name == "vm"]
+        assert web.hears
+        assert any(members for _, members in web.hears.sets) is admitted
+
+
+def test_a_policy_selects_by_the_labels_that_kubevirt_gives_a_pod(
+    script: Script, tmp_path: Path
+) -> None:
+    for key, text in {"kubevirt.io": "virt-launcher", "vm.kubevirt.io/name": "vm"}.items():
+        script.lists[POLICIES] = [policy("web", podSelector={"matchLabels": {key: text}})]
+        with following(script, tmp_path) as followed:
+            [found] = fenced(followed.meaning.machines, followed.meaning.laws, {})
+            assert found.hears is not None
 
 
 def test_a_machine_that_comes_is_shut_until_everybody_is_known(

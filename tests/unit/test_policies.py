@@ -89,9 +89,9 @@ def fences(
     pods: tuple[Pod, ...] = (),
     namespaces: tuple[Namespace, ...] = (),
     of: Machine | None = None,
-    all_namespaces: bool = True,
+    all_labels: bool = True,
 ) -> dict[Direction, Fence | None]:
-    laws = Laws(policies=policies, pods=pods, namespaces=namespaces, all_namespaces=all_namespaces)
+    laws = Laws(policies=policies, pods=pods, namespaces=namespaces, all_labels=all_labels)
     [found] = fenced([of or vm()], laws, {})
     return {INGRESS: found.hears, EGRESS: found.says}
 
@@ -319,7 +319,7 @@ def test_labels_that_are_not_known_open_nothing(
     made = policy(f"ingress: [{{from: [{{namespaceSelector: {written}}}]}}]")
     found = isolated(made, pods=(pod("10.1.0.1", "bank"),), namespaces=known)
     assert told(found) == [f"any all with {'10.1.0.1/32' if opens else 'nobody'} by p"]
-    listing = isolated(made, pods=(pod("10.1.0.1", "bank"),), all_namespaces=False)
+    listing = isolated(made, pods=(pod("10.1.0.1", "bank"),), all_labels=False)
     assert told(listing) == told(found)
 
 

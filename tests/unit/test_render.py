@@ -380,7 +380,7 @@ def test_the_removal_of_a_table_with_rules_is_that_of_its_rules() -> None:
         ),
     ],
 )
-def test_the_summary_counts_over_all_namespaces(plans: list[Plan], line: str) -> None:
+def test_the_summary_counts_over_all_labels(plans: list[Plan], line: str) -> None:
     assert summary(plans) == line
 
 
