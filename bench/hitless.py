@@ -3,8 +3,8 @@ second, TCP and UDP, IPv4 and IPv6, to ports that stay declared, while the agent
 after another of each kind. A flow that is refused, not answered, or answered by the wrong port is
 lost: it is printed with the change that was under way, and fails the run.
 
-    python -m bench hitless [--changes N] [--seconds N] [--rate N] [--kinds WORDS ...]
-                            [--single-transaction]
+    python -m bench hitless [--changes N] [--seconds N] [--rate N] [--timeout SECONDS]
+                            [--kinds WORDS ...] [--single-transaction]
 
 It needs: root; Linux with nf_tables, nft_nat, nf_conntrack, veth and bridge; `nft` and `ip`; the
 packages that the agent needs itself; and gcc, unless HITLESS_CLIENT names the compiled client
@@ -47,6 +47,7 @@ from agent.status import State, Status
 from bench.hitless_daemon import Daemons
 from bench.hitless_kinds import Kind, kinds
 from bench.hitless_net import (
+    TIMEOUT,
     Counts,
     Lost,
     Net,
@@ -189,11 +190,13 @@ def changes_of(kind: Kind, agent: Agent) -> Iterator[Change]:
 
 
 class Effort(Value, kw_only=True):
-    """How much is done for each kind: changes, for so long at most, and new flows a second."""
+    """How much is done for each kind: changes, for so long at most, new flows a second, and how
+    many seconds one may wait for its answer."""
 
     changes: int
     seconds: float
     rate: int
+    timeout: int
 
 
 def run(kind: Kind, net: Net, program: str, effort: Effort) -> Result:
@@ -285,7 +288,7 @@ def losses(result: Result) -> list[str]:
 def measure(chosen: Sequence[str], effort: Effort) -> list[Result]:
     """Run the kinds whose names hold one of these words, or all; print as it goes."""
     found = []
-    with built() as net, compiled() as program:
+    with built(effort.timeout) as net, compiled() as program:
         every = kinds(net)
         wanted = [one for one in every if not chosen or any(word in one.name for word in chosen)]
         if not wanted:
@@ -314,13 +317,20 @@ def main(words: Sequence[str]) -> None:
         "--seconds", type=float, default=math.inf, help="at most, for the changes of one kind"
     )
     parser.add_argument("--rate", type=int, default=RATE, help="new flows a second")
+    # Nothing is sent twice: that a machine is slow can be told from a loss by waiting longer.
+    parser.add_argument("--timeout", type=int, default=TIMEOUT, help="seconds for an answer")
     parser.add_argument("--kinds", nargs="+", default=[], help="words in the names of kinds")
     parser.add_argument("--single-transaction", action="store_true", help="show what that loses")
     options = parser.parse_args(words)
     print(f"Flows lost by changes, Linux {os.uname().release}", flush=True)
     os.nice(PRIORITY)
     with single_transaction() if options.single_transaction else ExitStack():
-        effort = Effort(changes=options.changes, seconds=options.seconds, rate=options.rate)
+        effort = Effort(
+            changes=options.changes,
+            seconds=options.seconds,
+            rate=options.rate,
+            timeout=options.timeout,
+        )
         found = measure(options.kinds, effort)
     lost = sum(len(one.lost) for one in found)
     if lost or any(one.trouble for one in found):

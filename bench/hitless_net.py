@@ -37,16 +37,21 @@ add table inet prwarm
 add chain inet prwarm c { type nat hook prerouting priority 0; }
 delete table inet prwarm
 """
-# Bound the conntrack table: a flow is over within milliseconds. ICMP errors are answers, too.
-TIMEOUTS = {
-    "net.netfilter.nf_conntrack_tcp_timeout_syn_sent": 5,
-    "net.netfilter.nf_conntrack_tcp_timeout_syn_recv": 5,
-    "net.netfilter.nf_conntrack_tcp_timeout_close": 0,
-    "net.netfilter.nf_conntrack_udp_timeout": 2,
-    "net.netfilter.nf_conntrack_udp_timeout_stream": 2,
-    "net.ipv4.icmp_ratelimit": 0,
-    "net.ipv6.icmp.ratelimit": 0,
-}
+TIMEOUT = 3  # seconds that a flow may wait for its answer
+
+
+def settings(timeout: int) -> dict[str, int]:
+    """Bound the conntrack table: a flow is over within milliseconds, unless the machine is kept
+    from running. ICMP errors are answers, too."""
+    return {
+        "net.netfilter.nf_conntrack_tcp_timeout_syn_sent": timeout + 2,
+        "net.netfilter.nf_conntrack_tcp_timeout_syn_recv": timeout + 2,
+        "net.netfilter.nf_conntrack_tcp_timeout_close": 0,
+        "net.netfilter.nf_conntrack_udp_timeout": timeout - 1,
+        "net.netfilter.nf_conntrack_udp_timeout_stream": timeout - 1,
+        "net.ipv4.icmp_ratelimit": 0,
+        "net.ipv6.icmp.ratelimit": 0,
+    }
 
 
 class Net(Value, kw_only=True):
@@ -57,6 +62,7 @@ class Net(Value, kw_only=True):
     pods: tuple[str, ...]
     guests: tuple[str, ...]
     hop: str
+    timeout: int  # seconds that a flow may wait
 
     def pod_address(self, vm: int) -> tuple[str, str]:
         """At which a VM is reached from the node, in both families."""
@@ -64,7 +70,7 @@ class Net(Value, kw_only=True):
 
 
 @contextmanager
-def built() -> Iterator[Net]:
+def built(timeout: int = TIMEOUT) -> Iterator[Net]:
     """The namespaces, wired; removed at the end, also after a failure."""
     prefix = f"prhit-{os.getpid()}"
     client, node = f"{prefix}-client", f"{prefix}-node"
@@ -81,14 +87,14 @@ def built() -> Iterator[Net]:
             set_all(name, {"net.ipv4.ip_forward": int(name == node)})
             if addressed:
                 run_nft(name, WARM_UP)
-                set_all(name, TIMEOUTS)
+                set_all(name, settings(timeout))
             else:
                 set_all(name, {"net.ipv6.conf.default.disable_ipv6": 1})
         _wire_node(node, client)
         for vm, pod, guest in zip(VMS, pods, guests, strict=True):
             _wire_vm(node, vm, pod, guest)
         hop = _mac(node, "eth0")
-        yield Net(client=client, node=node, pods=pods, guests=guests, hop=hop)
+        yield Net(client=client, node=node, pods=pods, guests=guests, hop=hop, timeout=timeout)
 
 
 def set_all(netns: str, settings: dict[str, int]) -> None:
@@ -226,7 +232,7 @@ class Client:
 
     def end(self) -> Counts:
         """Open no more flows, wait for the answers of those that are open, and count."""
-        self._process.communicate(timeout=PATIENCE)
+        self._process.communicate(timeout=PATIENCE)  # longer than a flow may wait
         assert self._process.returncode == 0, f"the client failed: {self._process.returncode}"
         _, *lines, last = map(json.loads, self._output.read_text().splitlines())
         found = [
@@ -258,6 +264,7 @@ def opening(
     """The client, opening flows to ports of these addresses: `tcp:80-89`, `udp:53-53+1000`."""
     words = [program, "-c", net.client, "-m", net.hop, "-4", to[0], "-6", to[1]]
     words += ["-s", FROM4, "-S", FROM6, "-r", str(rate), "-x", str(MOST_SECONDS)]
+    words += ["-t", str(1000 * net.timeout)]
     for guest in net.guests:
         words += ["-g", guest]
     with tempfile.TemporaryDirectory() as folder:

@@ -78,7 +78,7 @@ def boot(
     console, complaints = folder / "console", folder / "qemu.log"
     console.touch()
     words = (
-        *("setpriv", "--pdeathsig", "KILL", "nice", "-n", "10", QEMU, *MACHINE),
+        *("setpriv", "--pdeathsig", "KILL", "nice", "-n", "5", QEMU, *MACHINE),
         *("-serial", f"file:{console}"),
         *("-kernel", str(kernel.image), "-initrd", str(kernel.initramfs)),
         *("-append", COMMAND_LINE),

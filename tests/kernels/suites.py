@@ -19,6 +19,7 @@ DEMO, HITLESS, CONTROL, TESTS = NAMES = ("demo", "hitless", "single transaction"
 
 # Of the kinds of change, those that a single transaction is known to lose flows by on old kernels.
 CONTROL_KINDS = ("of 50 grows",)
+ANSWER_SECONDS = 20  # an emulated processor may be kept from running for seconds
 COUNTS = ("changes", "flows", "flows/s", "refused", "timed out", "cut")
 ROW = re.compile(r"(?m)^(\S.*?) " + r" +([\d,]+)" * len(COUNTS) + "$")
 
@@ -68,7 +69,12 @@ class Effort:
 
     @property
     def words(self) -> tuple[str, ...]:
-        numbers = {"--changes": self.changes, "--seconds": self.seconds, "--rate": self.rate}
+        numbers = {
+            "--changes": self.changes,
+            "--seconds": self.seconds,
+            "--rate": self.rate,
+            "--timeout": ANSWER_SECONDS,
+        }
         return tuple(word for name, number in numbers.items() for word in (name, str(number)))
 
 
@@ -133,10 +139,18 @@ def kinds(result: Result) -> list[Kind]:
 def summary(result: Result) -> str:
     """One cell of the matrix."""
     ended = verdict(result)
-    if counted := kinds(result):
-        lost = sum(one.lost for one in counted)
-        flows, changes = sum(one.flows for one in counted), sum(one.changes for one in counted)
-        return f"{ended.value}: {lost:,} of {flows:,} flows lost in {changes:,} changes"
+    if result.name == CONTROL and ended is not Verdict.MISSING:
+        lost = sum(one.lost for one in kinds(result))
+        return f"{_lost(result)}, as expected" if lost else "inconclusive: no flow lost"
+    if kinds(result):
+        return f"{ended.value}: {_lost(result)}"
     if said := re.findall(r"(?m)^(?:=+ )?((?:\d+ \w+(?:, )?)+) in [\d.]+s", result.output):
         return str(said[-1])
     return ended.value
+
+
+def _lost(result: Result) -> str:
+    counted = kinds(result)
+    lost, flows = sum(one.lost for one in counted), sum(one.flows for one in counted)
+    changes = sum(one.changes for one in counted)
+    return f"{lost:,} of {flows:,} flows lost in {changes:,} changes"

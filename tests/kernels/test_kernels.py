@@ -48,6 +48,11 @@ def test_counts_are_read_from_the_table_of_the_hitless_suite() -> None:
         (replace(FINE, code=None), "stopped at its time limit"),
         (Result(name=DEMO), "did not run"),
         (
+            replace(LOST, name=CONTROL),
+            "3 of 111,427 flows lost in 1,320 changes, as expected",
+        ),
+        (replace(FINE, name=CONTROL), "inconclusive: no flow lost"),
+        (
             Result(name=TESTS, code=1, seconds=9, output="F.s\n1 failed, 74 passed in 306.93s\n"),
             "1 failed, 74 passed",
         ),
