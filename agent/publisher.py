@@ -132,7 +132,7 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
             break  # nothing is taken by what was known of others before
         fresh = True
     kept, costly, dear = affordable(kept)
-    desired = desire_node(kept, node, how, pending=_pending(publications), made=made)
+    desired = desire_node(kept, node, how, pending=_pending(publications), made=made, live=rules)
     return Published(
         replace(
             desired,

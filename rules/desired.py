@@ -26,7 +26,15 @@ from rules.model import (
     Sysctl,
     is_link_name,
 )
-from rules.places import LOOPBACK, Place, entry_families, entry_link, place_of, why_pending
+from rules.places import (
+    LOOPBACK,
+    POD_LINK,
+    Place,
+    entry_families,
+    entry_link,
+    place_of,
+    why_pending,
+)
 from rules.ports import ALL_PORTS, PortRange, coalesce, subtract
 from rules.values import replace
 
@@ -79,6 +87,10 @@ def desire(
         families = entry_families(entry, surroundings)
         if entry is None or not families:
             pending.append(Pending(owner, why_pending(masquerade, entry)))
+            for guest in masquerade.guests:  # it keeps its rules, so what guards them stays, too
+                near = masquerade.entry or entry or POD_LINK
+                place = place_of(owner, guest, near, masquerade, surroundings)
+                behind.setdefault(place.link, {})[owner] = machine.says is not None
             continue
         notes += [f"{owner}: {note}" for note in _notes(masquerade, surroundings)]
         for guest in masquerade.guests:

@@ -166,15 +166,20 @@ def _lacking(desired: Desired, observed: Observed) -> tuple[Chain, ...]:
 
 def _surplus(live: Lives, desired: Desired, missing: Iterable[Rule]) -> Iterator[Live]:
     """What is there and not wanted, and need not wait either."""
-    waiting = {pending.owner for pending in desired.pending}
+    waiting = frozenset(pending.owner for pending in desired.pending)
     claimed = _by_lookup(missing) if waiting or desired.kept else {}
     wanted = _Wanted(desired.rules if desired.unclaimed_stay else ())
     for rule in frozenset(live.by_rule).difference(desired.rules):
-        waits = rule in desired.kept or rule.owner in waiting
+        waits = rule in desired.kept or _waits(rule.owner, waiting)
         stays = waits and not _is_claimed(rule, claimed)
         stays = stays or (desired.filters_stay and rule.chain in POLICED)
         if not stays and not (desired.unclaimed_stay and wanted.leaves_alone(rule)):
             yield live.by_rule[rule]
+
+
+def _waits(owner: str, waiting: frozenset[str]) -> bool:
+    """Whether a rule is for who waits: for one, or for several who all do."""
+    return owner in waiting or (bool(waiting) and waiting.issuperset(owner.split(",")))
 
 
 def _by_lookup(rules: Iterable[Rule]) -> dict[Lookup | None, list[PortRange]]:

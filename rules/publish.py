@@ -38,6 +38,7 @@ from rules.values import Value
 POINTS = 32  # of each endpoint on a ring: with more the shares are more even, and cost more
 CELLS = 128  # of the ring for each endpoint: so many numbers its clients have
 FEWEST = 1 << 10  # cells: up to 8 endpoints their number stays the same
+NODE_OWNER = "node"  # of rules that are for all Services together
 ROUTER_NEWS = "net.ipv6.conf.{}.accept_ra"
 RESERVED = "net.ipv4.ip_local_reserved_ports"
 
@@ -172,17 +173,19 @@ def _behind(endpoints: Iterable[Endpoint], family: Family, *, local: bool) -> tu
 Made = dict[Face, tuple[Rule, ...]]
 
 
-def desire_node(
+def desire_node(  # noqa: PLR0913 - what is shown, where, and what there was
     shown: Iterable[Face],
     node: Node | None,
     how: Publishing,
     *,
     pending: Iterable[Pending] = (),
     made: Made | None = None,
+    live: Iterable[Rule] = (),
 ) -> Desired:
     """What a node should hold that shows these faces; without a node, there is nobody to ask. Of
-    thousands, most are the same at the next look: then their rules are the very same."""
-    given = list(shown)
+    thousands, most are the same at the next look: then their rules are the very same. While some
+    Service is pending, what is live of the rules that all share stays: its flows need it."""
+    given, waiting = list(shown), tuple(sorted(pending, key=str))
     before = made or {}
     now = {face: before.get(face) or tuple(_made(face)) for face in given}
     if made is not None:
@@ -197,7 +200,8 @@ def desire_node(
     if Family.IP6 in families:
         sysctls.add(Sysctl("net.ipv6.conf.all.forwarding", "1"))
     if node is not None:
-        rules |= {rule for family in families for rule in _detours(given, family, node)}
+        made_now = {rule for family in families for rule in _detours(given, family, node)}
+        rules |= _joined(made_now, live) if waiting else made_now
         sysctls |= set(_settings(given, families, node, how))
         notes += () if how.reserve else _ephemeral(given, node)
         notes += _unreachable(given, node)
@@ -210,7 +214,7 @@ def desire_node(
     return Desired(
         rules=frozenset(rules),
         sysctls=frozenset(sysctls),
-        pending=tuple(sorted(pending, key=str)),
+        pending=waiting,
         notes=tuple(sorted(notes)),
     )
 
@@ -313,12 +317,37 @@ def _detours(shown: Iterable[Face], family: Family, node: Node) -> Iterator[Rule
     if published and remote:
         ways.append(Detour(published=published, remote=tuple(sorted(remote))))
     for way in ways:
-        yield Rule(chain=Chain.POSTROUTING, family=family, owner="node", detour=way)
+        yield Rule(chain=Chain.POSTROUTING, family=family, owner=NODE_OWNER, detour=way)
     for one in {end.address for end in endpoints}:  # what bridges translate came in on no link
         if node.routes.get(one) in node.bridging:
             yield Rule(
-                chain=Chain.POSTROUTING, family=family, owner="node", source=one, destination=one
+                chain=Chain.POSTROUTING,
+                family=family,
+                owner=NODE_OWNER,
+                source=one,
+                destination=one,
             )
+
+
+def _joined(wanted: Iterable[Rule], live: Iterable[Rule]) -> set[Rule]:
+    """Those that are wanted and those that are there, each kind of detour as one rule."""
+    found: set[Rule] = set()
+    ways: dict[tuple[Family, bool], list[Detour]] = {}
+    for rule in (*wanted, *live):
+        if rule.chain is not Chain.POSTROUTING or rule.owner != NODE_OWNER:
+            continue
+        if rule.detour is None:
+            found.add(rule)
+        else:
+            ways.setdefault((rule.family, bool(rule.detour.links)), []).append(rule.detour)
+    for (family, _), some in ways.items():
+        way = Detour(
+            published=tuple(sorted({at for one in some for at in one.published})),
+            links=tuple(sorted({link for one in some for link in one.links})),
+            remote=tuple(sorted({at for one in some for at in one.remote})),
+        )
+        found.add(Rule(chain=Chain.POSTROUTING, family=family, owner=NODE_OWNER, detour=way))
+    return found
 
 
 def _settings(

@@ -8,7 +8,18 @@ import pytest
 
 from rules.conflicts import conflicts
 from rules.desired import LABEL_BYTES, STRICT, Made, desire, label
-from rules.model import Chain, Family, Guest, Machine, Pending, Rule, Surroundings, Sysctl
+from rules.model import (
+    Chain,
+    Desired,
+    Family,
+    Fence,
+    Guest,
+    Machine,
+    Pending,
+    Rule,
+    Surroundings,
+    Sysctl,
+)
 from rules.places import is_global
 from rules.problems import Problem
 from rules.values import replace
@@ -241,6 +252,30 @@ def test_one_pending_machine_does_not_hold_up_another() -> None:
     desired = desire([waiting, machine("tcp 22")], POD)
     assert [pending.owner for pending in desired.pending] == [waiting.owner]
     assert {rule.owner for rule in desired.rules} == {OWNER}
+
+
+SILENT = Fence(policies="NetworkPolicy/shop/p")
+
+
+def bars(desired: Desired) -> set[Rule]:
+    """What drops what guests say under other addresses than their own."""
+    return {rule for rule in desired.rules if rule.chain is Chain.EGRESS and rule.interface}
+
+
+def test_pending_machines_that_share_a_link_keep_what_drops_forged_addresses() -> None:
+    pair = [replace(machine("tcp 80", name=name), says=SILENT) for name in ("one", "two")]
+    there = desire(pair, POD)
+    assert len(bars(there)) == len(Family)
+    for less in (space(LO, BRIDGE), space(LO), space(LO, BRIDGE, link("eth0"))):
+        waiting = desire(pair, less)
+        assert len(waiting.pending) == 2
+        assert bars(waiting) == bars(there)
+
+
+def test_a_pending_machine_that_may_say_anything_is_not_cut_off_by_another() -> None:
+    silent = replace(machine("tcp 80", name="one"), says=SILENT)
+    waiting = machine("tcp 81", name="two", entry="ens4")
+    assert not bars(desire([silent, waiting], POD))
 
 
 # ------------------------------------------------------------------------------ the guest's side

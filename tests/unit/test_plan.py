@@ -384,6 +384,14 @@ def test_the_rules_of_a_pending_machine_come_back_in_a_table_made_anew() -> None
     assert handles(plan.unchanged) == [1]
 
 
+def test_a_rule_that_pending_machines_share_stays() -> None:
+    shared = Rule(chain=Chain.EGRESS, family=Family.IP, owner="a/x,b/x", interface="k6t-net1")
+    held = Observed(live=(Live(shared, 1),), chains=frozenset(Chain), table=True)
+    both = Desired(pending=(Pending("a/x", "no link"), Pending("b/x", "no link")))
+    assert diff("pod", both, held).empty
+    assert diff("pod", replace(both, pending=both.pending[:1]), held).remove
+
+
 def test_a_pending_machine_keeps_nothing_of_another() -> None:
     plan = diff("blue", WAITING, held(forward(owner="another"), egress()))
     assert (handles(plan.remove), handles(plan.unchanged)) == ([1], [2])

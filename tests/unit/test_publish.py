@@ -829,6 +829,28 @@ def test_a_machine_that_its_bridge_sends_back_to_itself_is_given_an_address_of_o
     }
 
 
+def test_while_a_service_is_pending_the_detours_stay_that_it_shares() -> None:
+    """Its translations stay; without these its answers would go another way."""
+    links = {"10.1.0.11": "br0", "10.1.0.12": "br1", "10.1.0.13": "br2"}
+    here = node(routes={ip_address(at): link for at, link in links.items()})
+    before = desire_node([face("a tcp 80"), face("b tcp 81", "10.1.0.12 away")], here, PLAINLY)
+    waits = [Pending("Service/shop/phone/b", "who knows")]
+    for shown in ([], [face("c tcp 82", "10.1.0.13")]):
+        after = desire_node(shown, here, PLAINLY, pending=waits, live=before.rules)
+        for old in [one for one in before.rules if one.detour]:
+            assert old.detour is not None
+            assert any(
+                {*old.detour.published} <= {*new.detour.published}
+                and {*old.detour.links} <= {*new.detour.links}
+                and {*old.detour.remote} <= {*new.detour.remote}
+                for new in after.rules
+                if new.detour
+            ), old
+        assert len([one for one in after.rules if one.detour]) == 2
+    settled = desire_node([], here, PLAINLY, live=before.rules)
+    assert not [one for one in settled.rules if one.detour]
+
+
 def test_where_there_is_no_way_there_is_no_detour() -> None:
     assert detours(face(), at=node(routes={})) == set()
     alone = node(surroundings=space(LO))

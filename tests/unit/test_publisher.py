@@ -6,6 +6,7 @@ import pytest
 
 from agent.kernel.memory import MemoryNamespace
 from agent.publisher import Published, published
+from rules.model import Chain
 from rules.node_ports import Bands
 from rules.plan import diff
 from rules.ports import ALL_PORTS, PortRange
@@ -48,3 +49,18 @@ def test_runs_that_do_not_meet_are_all_published() -> None:
         PortRange(30000, 30009),
         PortRange(30010, 30011),
     ]
+
+
+def test_a_pending_service_keeps_all_its_rules() -> None:
+    """Its translations, and what brings the answers back that would go another way."""
+    namespace = MemoryNamespace(AROUND)
+    of = service("rtp udp 10000-10009@30000", name="a")
+    for pending in ("", "its machine cannot be looked at"):
+        ends = () if pending else ("10.1.0.11", "10.1.0.12 away")
+        given = Selection(publications=(behind(of, *ends, pending=pending),))
+        found = published(given, namespace, CLUSTER, Bands(ALL_PORTS))
+        namespace.commit(diff("node", found.desired, namespace.observe()))
+        chains = {live.rule.chain for live in namespace.held.live}
+        assert chains == {Chain.PREROUTING, Chain.OUTPUT, Chain.POSTROUTING}
+        ways = [live.rule.detour for live in namespace.held.live if live.rule.detour]
+        assert sorted(bool(way.remote) for way in ways) == [False, True]
