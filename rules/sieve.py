@@ -5,10 +5,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import accumulate
 
-from rules.model import NUMBERS, OWN, Address, Family
+from rules.model import NUMBERS, OWN, Address, Family, Protocol
 from rules.ports import HIGHEST
-from rules.stale import KNOWN, Due, Flow, Forgotten
-from rules.values import Value
+from rules.stale import KNOWN, Displaced, Due, Flow, Forbidden, Forgotten
+from rules.values import Value, replace
 
 # Family and number (None: of protocols without ports), who answers, and where it was sent.
 _Way = tuple[Family, int | None, Address | None, Address | None]
@@ -110,3 +110,61 @@ def signs_of(due: Iterable[Due]) -> Signs:
             for some in one.ports:
                 counts[some.first : some.last + 1] = b"\1" * len(some)
     return Signs(addresses=frozenset(addresses), ports=ports, untranslated=untranslated, none=none)
+
+
+class Question(Value, kw_only=True):
+    """What the kernel can be asked for instead of all flows: those of a family with that address at
+    one end, and of one protocol."""
+
+    family: Family
+    answers: bool  # whether the address is that of who answers
+    sends: bool = False  # else: whether it is that of who sends, or the one that it was sent to
+    address: Address
+    protocol: int | None = None  # None: of any
+
+    def holds(self, flow: Flow) -> bool:
+        if flow.family is not self.family or self.protocol not in (None, flow.protocol):
+            return False
+        if self.answers:
+            return flow.answerer == self.address
+        return (flow.sender if self.sends else flow.destination) == self.address
+
+
+def questions_of(due: Iterable[Due], own: Set[Address]) -> tuple[Question, ...] | None:
+    """What to ask for, so that nothing is missed that is due in a namespace with these addresses;
+    None: for everything."""
+    found: dict[Question, set[int | None]] = {}
+    for one in due:
+        bare = list(_ends(one, own))
+        if not bare and isinstance(one, Forgotten) and one.endpoints:
+            return None
+        protocol = _number(one)
+        for question in bare:
+            found.setdefault(question, set()).add(protocol)
+    return tuple(
+        replace(question, protocol=protocols.pop()) if len(protocols) == 1 else question
+        for question, protocols in found.items()
+    )
+
+
+def _number(one: Due) -> int | None:
+    """The only protocol that it is about."""
+    if isinstance(one, Forgotten):
+        return None if one.protocol is None else NUMBERS[one.protocol]
+    return NUMBERS[Protocol.UDP] if isinstance(one, Displaced) else None
+
+
+def _ends(one: Due, own: Set[Address]) -> Iterator[Question]:
+    """At which end the flows have which address; one of these is enough."""
+    if not isinstance(one, Forgotten):
+        incoming = isinstance(one, Forbidden) and one.incoming
+        yield Question(family=one.family, answers=incoming, sends=not incoming, address=one.guest)
+    elif one.answerer is not None and not one.endpoints:
+        yield Question(family=one.family, answers=True, address=one.answerer)
+    elif one.destination not in (None, OWN[one.family]):
+        yield Question(family=one.family, answers=False, address=one.destination)
+    elif one.destination is not None or not one.endpoints:
+        # What was not translated is answered by where it was sent.
+        for address in sorted(own, key=str):
+            if Family.of(address) is one.family:
+                yield Question(family=one.family, answers=not one.endpoints, address=address)

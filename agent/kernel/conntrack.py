@@ -46,6 +46,12 @@ def is_idle() -> bool:
     return sysctl.read([COUNT]).get(COUNT) == "0"
 
 
+def counted() -> int:
+    """How many flows it tracks; 0 where that cannot be told."""
+    text = sysctl.read([COUNT]).get(COUNT, "")
+    return int(text) if text.isdecimal() else 0
+
+
 def tracked() -> Tracking:
     """The flows of the namespace this thread is in that were sent on to another address, all in one
     pass. Newer kernels pick them out by their status; of older ones we get all."""

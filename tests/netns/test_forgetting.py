@@ -7,11 +7,13 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from ipaddress import ip_address
+from typing import Any
 
 import pytest
 
-from agent.kernel import rtnetlink, sysctl
+from agent.kernel import flush, rtnetlink, sysctl
 from agent.kernel.conntrack import COUNT, CT_GET, CT_NEW, NETLINK_NETFILTER
 from agent.kernel.flush import delete, find, forget, still
 from agent.kernel.netlink import (
@@ -29,7 +31,7 @@ from agent.kernel.netns import inside, opened
 from rules.flows import unmade
 from rules.model import OWN, Address, Chain, Family, Protocol, Rule
 from rules.ports import PortRange
-from rules.stale import Forgotten
+from rules.stale import Due, Forbidden, Forgotten
 from tests.spaces import ip, nft, run, space
 
 FAMILY = struct.pack("=BBH", socket.AF_INET, 0, 0)
@@ -149,6 +151,49 @@ def test_what_is_no_longer_due_is_left_alone_although_it_was_found(asking: socke
     assert delete(still(found, due(1), {NODE})) == 500
     left = ask(asking, CT_GET, NLM_F_DUMP, bytes(4), "=BBH")
     assert {entry[1][-8:] for _, entry in left} == {attribute(3, struct.pack(">H", 30001))}
+
+
+GUESTS: list[Due] = [
+    Forgotten(family=Family.IP, protocol=Protocol.TCP, ports=(PortRange(1, 500),), answerer=GUEST),
+    Forbidden(family=Family.IP, guest=GUEST, incoming=True, allowed=()),
+    Forgotten(
+        family=Family.IP, protocol=Protocol.TCP, ports=(PortRange(443, 443),), answerer=OTHER
+    ),
+]
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["closed", "forbidden", "of another"])
+def test_the_kernel_chooses_the_flows_that_may_be_due(
+    asking: socket.socket, monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    """And where it does not, the same are found."""
+    fill(asking, 500, 443, 30000)
+    for one in range(500, 600):
+        ask(asking, CT_NEW, NLM_F_ACK | CREATE, flow(one, 443, NODE, GUEST), "=BBH")
+    told: list[Answer] = []
+    monkeypatch.setattr(flush, "picked", partial(counting, told))
+    whole, _ = find(GUESTS[which : which + 1], {NODE})
+    assert len(told) == 600
+    told.clear()
+    chosen, _ = find(GUESTS[which : which + 1], {NODE}, worth=0)
+    assert len(told) == (500 if which == 2 else 100)
+    assert chosen == whole
+    assert len(whole) == (250 if which == 2 else 100)
+    monkeypatch.setattr(flush, "_asking", lambda _: struct.pack("=BBH", 2, 0, 0) + REFUSED)
+    told.clear()
+    assert find(GUESTS[which : which + 1], {NODE}, worth=0) == (whole, False)
+    assert len(told) == 600
+
+
+REFUSED = attribute(25, attribute(2, struct.pack("=I", 1 << 31)), nested=True)
+
+
+def counting(told: list[Answer], *given: Any) -> list[None]:
+    def pick(answer: Answer) -> None:
+        told.append(answer)
+        given[-1](answer)
+
+    return picked(*given[:-1], pick)  # type: ignore[call-arg]  # as it was called
 
 
 SMALL = """

@@ -14,7 +14,7 @@ from agent.kernel.flush import Glance
 from agent.kernel.netlink import Attributes, attribute
 from rules.model import NUMBERS, OWN, Family, Protocol
 from rules.ports import PortRange, coalesce
-from rules.sieve import Sieve, signs_of
+from rules.sieve import Sieve, questions_of, signs_of
 from rules.stale import Displaced, Due, Flow, Forbidden, Forgotten
 from rules.values import replace
 
@@ -123,6 +123,17 @@ def test_what_is_to_be_forgotten_is_never_passed_over_at_a_glance(
         entry = written(flow)
         assert flow_of((VERSIONS[flow.family],), entry) == flow
         assert glance.catches(entry) or not plain(due, flow)
+
+
+@settings(max_examples=100)
+@given(st.lists(forgottens() | others(), max_size=3), st.lists(flows(), min_size=5, max_size=20))
+def test_what_is_to_be_forgotten_is_among_what_the_kernel_is_asked_for(
+    due: list[Due], some: list[Flow]
+) -> None:
+    questions = questions_of(due, POD)
+    if questions is not None:
+        for flow in some:
+            assert any(one.holds(flow) for one in questions) or not plain(due, flow)
 
 
 @given(flows(), st.lists(forgottens(), min_size=1, max_size=30))
