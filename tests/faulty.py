@@ -11,6 +11,7 @@ from rules import manifests
 from tests.spaces import ROOT
 
 MARK = "boom"  # the label, or how the name begins
+TOGETHER = "quarrel"  # the name of a machine that cannot be held against others
 SAID = "injected by a test"
 
 # Python runs this before anything else of the agent is imported.
@@ -18,8 +19,10 @@ CUSTOM = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from rules import manifests
-from tests.faulty import faulty
+from rules import conflicts
+from tests.faulty import faulty, quarrelling
 manifests.read = faulty(manifests.read)
+conflicts.clashes = quarrelling(conflicts.clashes)
 """
 
 
@@ -31,6 +34,17 @@ def faulty(read: Any) -> Any:
             raise ZeroDivisionError(SAID)
         found: manifests.Reading = read(document, **options)
         return found
+
+    return tried
+
+
+def quarrelling(clashes: Any) -> Any:
+    """What machines mean together cannot be told while one has a certain name."""
+
+    def tried(machines: Any) -> Any:
+        if any(one.name == TOGETHER for one in machines):
+            raise ZeroDivisionError(SAID)
+        return clashes(machines)
 
     return tried
 

@@ -17,7 +17,7 @@ from tests.daemon.running import (
     forwarded,
     handles,
 )
-from tests.spaces import applied, eventually, manifest, observed, pod, run, vm
+from tests.spaces import applied, eventually, manifest, nft, observed, pod, run, vm
 
 BAD = "kind: VirtualMachine\nmetadata: ["
 
@@ -641,3 +641,21 @@ def test_a_bug_met_in_one_file_costs_no_other_file_anything(
         node.save("b.yaml", manifest(red, "83", "b"))
         assert comes_to_forward(red, "tcp 83")
         assert len(daemon.said("bad manifest")) >= 2
+
+
+def test_a_bug_met_in_all_files_together_leaves_everything_as_it_was(
+    node: Node, blue: str, tmp_path: Path
+) -> None:
+    environment = faulty.environment(tmp_path / "custom")
+    with pod() as red, node.running(environment=environment) as daemon:
+        node.save("a.yaml", manifest(blue, "22", "a"))
+        assert comes_to_forward(blue, "tcp 22")
+        node.save("b.yaml", manifest(red, "80", faulty.TOGETHER))
+        assert eventually(lambda: faulty.SAID in str(daemon.status()["unreadable"]))
+        assert (forwarded(blue), forwarded(red)) == ({"tcp 22"}, set())
+        nft(blue, "flush ruleset")
+        assert comes_to_forward(blue, "tcp 22")
+        node.remove("b.yaml")
+        node.save("a.yaml", manifest(blue, "23", "a"))
+        assert comes_to_forward(blue, "tcp 23")
+        assert eventually(lambda: not daemon.status()["unreadable"])

@@ -22,6 +22,7 @@ from agent.sources.meaning import Meaning, Tiding
 from agent.sources.store import Store
 from rules.fences import Laws, fenced
 from rules.model import POLICED, Family, Live, Protocol
+from tests.daemon.running import handles
 from tests.kubernetes.agents import USER, agents, comes_to_say, launched
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.instances import (
@@ -562,6 +563,50 @@ def test_a_policy_that_is_bad_cuts_and_lets_through_as_before_over_a_kill(
             assert comes_to_reach(wired, 1500, answer=False)
             ruled.drop("web")
             assert comes_to_reach(wired, 2500)
+
+
+def test_reload_while_the_api_server_is_away_keeps_what_policies_say(
+    ruled: Ruled, wired: Lab, tmp_path: Path
+) -> None:
+    """One is on its last valid version, another was never valid, and nothing could be stored."""
+    wrong = {"ipBlock": {"cidr": "010.0.0.0/8"}}
+    cluster = ruled.cluster
+
+    def cuts_as_before() -> bool:
+        answers = [reached(wired, wired.client, AT, TCP, port) for port in (1500, 2500)]
+        return answers == [1500, None]
+
+    with (
+        agents(cluster, tmp_path, ruled.node) as node,
+        launched(node, ruled.machines, phone(ruled), wired.pod) as uid,
+        echoing(wired, wired.guest, [(TCP, 1500), (TCP, 2500)]),
+    ):
+        node.daemons.state.mkdir()
+        (node.daemons.state / "last-good").write_text("no directory")
+        cluster.grant(USER, *ALL)
+        node.daemons.configure(**{"policy.enforce": True})
+        ruled.let("web", {"ipBlock": {"cidr": f"{FROM}/32"}})
+        with node.daemons.running() as daemon:
+            assert daemon.is_in("in sync", f"pod:{uid}")
+            assert comes_to_reach(wired, 1500)
+            ruled.let("web", wrong)
+            assert daemon.says("bad manifest")
+            ruled.let("never", wrong)
+            assert eventually(lambda: len(daemon.status()["problems"]) == 2)
+            daemon.reload()
+            before = handles(wired.pod)
+            cluster.kill_apiserver()
+            for _ in range(2):
+                daemon.reload()
+                assert cuts_as_before()
+                assert handles(wired.pod) == before
+                assert daemon.status()["last_good"] == [ruled.label("web")]
+                assert len(daemon.status()["problems"]) == 2
+            cluster.start_apiserver()
+            assert eventually(lambda: not daemon.status()["unreadable"])
+            assert cuts_as_before()
+            assert daemon.status()["last_good"] == [ruled.label("web")]
+            assert handles(wired.pod) == before
 
 
 # ------------------------------------------------------------------------------------- numbers

@@ -617,3 +617,29 @@ def test_a_service_that_turns_bad_while_neither_agent_nor_api_server_runs_goes_o
         assert eventually(lambda: daemon.status()["last_good"] == [label], 60)
         assert handles(lab.node) == before
         assert services.ask(UDP, first + 4) == f"one {TARGET + 4} {CLIENT4}"
+
+
+def test_reload_while_the_api_server_is_away_keeps_services_although_nothing_is_stored(
+    services: Services, node: Agents
+) -> None:
+    cluster, lab, label = services.cluster, services.lab, f"Service/{services.namespace}/phone"
+    node.daemons.state.mkdir()
+    (node.daemons.state / "last-good").write_text("no directory")
+    first = services.make("phone")
+    services.put_machines("phone", True)
+    with node.daemons.running() as daemon:
+        services.are(phone=first)
+        services.lengthen("phone", PORT - 1)
+        assert eventually(lambda: daemon.status()["last_good"] == [label])
+        before = handles(lab.node)
+        cluster.kill_apiserver()
+        for _ in range(2):
+            daemon.reload()
+            assert handles(lab.node) == before
+            assert daemon.status()["last_good"] == [label]
+        nft(lab.node, "flush ruleset")  # also what is known of old is repaired
+        assert eventually(lambda: services.ask(TCP, first + 1) == f"one {TARGET + 1} {CLIENT4}")
+        cluster.start_apiserver()
+        assert eventually(lambda: not daemon.status()["unreadable"])
+        services.are(phone=first)
+        assert daemon.status()["last_good"] == [label]
