@@ -19,11 +19,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from agent.errors import TryAgain
-from agent.kernel.netns import inside
+from agent.kernel.netns import OWN, inside
 from agent.kernel.wire import LENGTH, exactly, received, send
 
 PATIENCE = 60.0  # seconds on the wall clock; only for one that gets no processor, or is blocked
@@ -44,6 +46,23 @@ class Lost(TryAgain):
     unheard = False  # it had nothing to do for long, and had ended before it heard of it
 
 
+class Home:
+    """The network namespace in which workers are started, whatever namespace the thread is in that
+    needs one: a process keeps the namespace alive that it was started in."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        if os.path.samestat(Path(OWN).stat(), os.fstat(self._descriptor)):
+            yield
+        else:
+            with inside(self._descriptor, "of our own"):
+                yield
+
+
 class Worker:
     """The process, as who asks it sees it."""
 
@@ -53,8 +72,10 @@ class Worker:
         command: Sequence[str],
         words: Sequence[str] = (),
         patience: float = PATIENCE,
+        home: Home | None = None,
     ) -> None:
         self.began = 0.0
+        self._home = home or Home()
         self._name = name
         self._command, self._words = list(command), list(words)
         self._patience = patience
@@ -108,18 +129,20 @@ class Worker:
         self._channel = self._process = None
 
     def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        with theirs:
+        """At home: also a pair of sockets keeps the namespace alive that it was made in."""
+        with self._home.entered():
+            ours, theirs = socket.socketpair()
             try:
-                self._process = subprocess.Popen(
-                    [*self._command, str(theirs.fileno()), *self._words],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env={**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
-                )
-            except OSError:
+                with theirs:
+                    self._process = subprocess.Popen(
+                        [*self._command, str(theirs.fileno()), *self._words],
+                        pass_fds=[theirs.fileno()],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
+                    )
+            except BaseException:
                 ours.close()
                 raise
         self._channel, self.began = ours, time.monotonic()

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from ipaddress import ip_interface
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from tests.spaces import (
     run,
     space,
     unused_name,
+    using,
     vm,
     wanted,
     within,
@@ -315,6 +317,20 @@ def test_a_deleted_namespace_is_not_kept_alive() -> None:
         with pytest.raises(Failure):
             fails_while_it_is_open(name)
         assert "tether" in within(witness, "ip", "-br", "link")
+        run("ip", "netns", "del", name)
+        assert eventually(lambda: "tether" not in within(witness, "ip", "-br", "link"))
+
+
+@pytest.mark.parametrize("backend", ["nftables", "iptables"])
+def test_a_deleted_namespace_is_not_kept_alive_by_a_worker_that_was_first_needed_there(
+    backend: str,
+) -> None:
+    with space() as witness, pod() as name, closing(LiveKernel(backend)) as fresh:
+        ip(name, f"link add tether type veth peer name tether netns {witness}")
+        with using(backend):
+            applied(name, vm("a", "22"))
+        with fresh.opened(name) as namespace:
+            assert namespace.observe().live
         run("ip", "netns", "del", name)
         assert eventually(lambda: "tether" not in within(witness, "ip", "-br", "link"))
 
