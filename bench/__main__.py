@@ -24,6 +24,7 @@ from agent.reconcile import converge
 from bench import control, flows, headline, hitless, kubernetes, report, services
 from bench.crowd import crowd, some
 from bench.daemon import arrival_to_port, flush_to_port, save_to_port
+from bench.flush import repair_elsewhere
 from bench.machines import machine
 from bench.measure import Action, Table, interleaved, table
 from bench.quick import quick
@@ -182,6 +183,7 @@ SECTIONS = {
     "flows-crossover": flows.crossover,
     "flows-stream": flows.stream,
     "services-flows": services.flows,
+    "flush-repair": repair_elsewhere,
     "kubernetes-edit": kubernetes.edit_to_port,
     "kubernetes-cost": kubernetes.cost,
     QUICK: quick,
