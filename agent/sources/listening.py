@@ -283,7 +283,8 @@ class Shelf(Generic[Thing]):
         """Nobody else was asked for anything."""
 
     def _heard(self, name: str, item: Object) -> Thing | Problem | None:
-        return heard(lambda: self._read(item), f"{self._kind}/{name}", item)
+        label = f"{self._kind}/{name.removeprefix('None/')}"  # a namespace is in none
+        return heard(lambda: self._read(item), label, item)
 
     def _put(self, name: str, thing: Thing | Problem | None, before: Thing | None) -> None:
         if isinstance(thing, Problem):

@@ -275,7 +275,7 @@ def test_a_policy_that_comes_to_meet_a_bug_keeps_its_last_valid_version(
     ("name", "label", "left"),
     [
         ("_pod", "Pod/ns/boom", {"10.0.0.1", "10.0.0.3"}),
-        ("home", "Namespace/None/boom", {"10.0.0.1", "10.0.0.2"}),
+        ("home", "Namespace/boom", {"10.0.0.1", "10.0.0.2"}),
     ],
 )
 def test_a_peer_that_meets_a_bug_is_not_admitted_and_the_others_are(  # noqa: PLR0913, PLR0917
