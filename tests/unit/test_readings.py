@@ -291,6 +291,9 @@ def test_what_cannot_be_written_is_tried_again_without_haste(kept: Kept) -> None
     assert (storing.beats, kept.load()) == (0, {})
     kept.folder.unlink()
     assert storing.remember(wanted)
+    assert kept.load() == {}
+    kept.now += 60  # the longest that it waits
+    assert storing.remember(wanted)
     assert kept.load() == wanted
 
 
