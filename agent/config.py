@@ -82,6 +82,11 @@ class Config(Value, kw_only=True):
         return self.source == "files" if given is None else given
 
     @property
+    def publishes(self) -> bool:
+        """Whether Services are published on the node."""
+        return self.source == "files" or self.kubernetes.services
+
+    @property
     def node_namespaces(self) -> list[str] | None:
         """Where the addresses are with which policies always allow traffic: in the namespace that
         the agent runs in and, where that may be the one of a pod, in that of process 1. None: there

@@ -43,7 +43,6 @@ from agent.sources.watch import Watch
 from agent.status import Standing
 from agent.workqueue import Bounded, Workqueue
 from rules.fences import Laws
-from rules.model import NODE
 from rules.shapes import lookup_of, name
 from rules.values import replace
 from rules.words import few
@@ -117,7 +116,12 @@ class Daemon:
         self._epoll.register(devices.fileno(), select.EPOLLIN)
         self._news = News(self._log, self._notifier, devices, lambda: self._config.enforces)
         self._store = Store(config.state_dir, self._warn)
-        self._publisher = Publisher(self._store, self._metrics, *publishing(config))
+        self._publisher = Publisher(
+            self._store,
+            self._metrics,
+            *publishing(config),
+            elsewhere=[f"{config.kubernetes.proc}/1/ns/net"],
+        )
         self._keeper = Keeper(
             self._kernel,
             self._log,
@@ -128,7 +132,9 @@ class Daemon:
             node=NodeAddresses(lambda: self._config.node_namespaces, self._warn),
         )
         self._use(self._made_source())
-        own = {NODE} if self._store.has_published else set()
+        own = (
+            {self._publisher.place} if self._store.has_published or not config.publishes else set()
+        )
         self._keeper.leave({*self._store.leaving, *self._source.namespaces, *own})
         self._server: Server | None = None
         stack.callback(self._end)

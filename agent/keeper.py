@@ -476,7 +476,7 @@ class Keeper:
         if kept.netns == NODE and not kept.leaving and self._publisher is not None:
             kept.timer = min(kept.timer, self._publisher.due)
         if kept.leaving and not self._may_be_claimed(kept):
-            if kept.netns == NODE and self._publisher is not None:
+            if self._publisher is not None and kept.netns == self._publisher.place:
                 self._publisher.left()
             self._drop(kept)
         else:
@@ -535,6 +535,8 @@ class Keeper:
     def _wish(self, kept: Kept) -> Wish:
         if kept.netns == NODE and not kept.leaving and self._publisher is not None:
             return partial(self._publisher.wish, unclaimed_stay=self._may_be_claimed(kept))
+        if self._publisher is not None and kept.leaving and kept.netns == self._publisher.place:
+            return self._publisher.farewell
         wish = wish_without_laws if self._filters_stay else wish_of
         return wish(kept.machines, kept.made)
 

@@ -7,14 +7,36 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from agent.kernel.netns import identity
+from agent.node_record import forget, record, recorded, reserved_in
 from rules.allotment import DYNAMIC, STATIC, Allotment, allot, name_of, recalled
 from rules.budget import affordable
 from rules.desired import label
-from rules.model import OWN, Address, Chain, Desired, Machine, Pending, Rule, Surroundings
+from rules.model import (
+    NODE,
+    OWN,
+    Address,
+    Chain,
+    Desired,
+    Machine,
+    Pending,
+    Rule,
+    Surroundings,
+    Sysctl,
+)
 from rules.node_ports import Allocations, Bands, Held
 from rules.occupied import Listener, Occupied, Translation
-from rules.ports import ALL_PORTS, PortRange
-from rules.publish import Face, Made, Node, Publishing, desire_node, faces
+from rules.ports import ALL_PORTS, PortRange, subtract
+from rules.publish import (
+    RESERVED,
+    Face,
+    Made,
+    Node,
+    Publishing,
+    desire_node,
+    faces,
+    reservation,
+)
 from rules.selection import Selection, select
 from rules.service_conflicts import newcomers, refuse
 from rules.services import Endpoint, Publication, Service
@@ -52,6 +74,7 @@ class Published(Value):
 
     desired: Desired
     allotment: Allotment
+    share: tuple[PortRange, ...] = ()  # of the reserved ports, that is ours
 
 
 class Others:
@@ -106,6 +129,7 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
     unclaimed_stay: bool = False,
     made: Made | None = None,
     others: "Others | None" = None,
+    share: tuple[PortRange, ...] = (),
 ) -> Published:
     """What Services should become in this namespace, which is the node's own; where what nobody
     claims there stays, nobody gets its ports either."""
@@ -120,7 +144,7 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
     while True:
         node, fresh = others.seen(namespace, sorted(endpoints, key=str), fresh=fresh)
         theirs = (*node.occupied.translations, *unclaimed)
-        node = replace(node, occupied=replace(node.occupied, translations=theirs))
+        node = replace(node, occupied=replace(node.occupied, translations=theirs), share=share)
         used = _used(node.occupied)
         allotment = allot(
             known, publications, used, runs_within=how.runs_within if how.ranges_only else None
@@ -140,6 +164,7 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
             notes=(*selection.notes, *notes, *more, *dear, *desired.notes),
         ),
         allotment,
+        reservation(kept, node, how, waiting=bool(desired.pending)),
     )
 
 
@@ -212,8 +237,17 @@ def _pending(publications: Iterable[Publication]) -> list[Pending]:
 class Publisher:
     """For who keeps the node: what it wants there, from look to look."""
 
-    def __init__(self, store: "Store", metrics: "Metrics", how: Publishing, bands: Bands) -> None:
+    def __init__(
+        self,
+        store: "Store",
+        metrics: "Metrics",
+        how: Publishing,
+        bands: Bands,
+        elsewhere: Iterable[str] = (),
+    ) -> None:
+        """Elsewhere: where the node's network may be, if it is not our own."""
         self._store, self._metrics = store, metrics
+        self._elsewhere = tuple(elsewhere)
         self._how, self._bands = how, bands
         self._services: tuple[Service, ...] = ()
         self._endpoints: Endpoints | None = None
@@ -284,7 +318,9 @@ class Publisher:
             unclaimed_stay=stay,
             made=self._made,
             others=self._others,
+            share=reserved_in(self._store, namespace.identity),
         )
+        record(self._store, namespace.identity, found.share)
         self._store.keep_node_ports(found.allotment.allocations.pairs)
         self._allocations = found.allotment.allocations
         self._count(found.allotment)
@@ -301,9 +337,29 @@ class Publisher:
         """A look at the node ended well, at that generation of its rules."""
         self._others.ended(generation)
 
+    @property
+    def place(self) -> str:
+        """The name of the namespace that an earlier run published in. That is no longer our own
+        where the agent was in the node's network then and is in a pod's now."""
+        known = recorded(self._store)
+        for name in (NODE, *self._elsewhere):
+            if known is not None and identity(name) == known.identity:
+                return name
+        return NODE
+
+    def farewell(self, namespace: "Namespace", _: Surroundings) -> Desired:
+        """What is to be in a namespace in which nothing is published any more: the ports that
+        others reserved, without ours."""
+        share = reserved_in(self._store, namespace.identity)
+        if not share:
+            return Desired()
+        left = subtract(namespace.node([], others=False).reserved, share)
+        return Desired(sysctls=frozenset({Sysctl(RESERVED, ",".join(map(str, left)))}))
+
     def left(self) -> None:
         """The node was cleared."""
         self._store.forget_node_ports()
+        forget(self._store)
         self._refused, self._allocations = frozenset(), None
 
     def _count(self, allotment: Allotment) -> None:

@@ -86,6 +86,7 @@ class Node(Value, kw_only=True):
     bridging: tuple[str, ...] = ()  # links that bridge what was translated, instead of routing it
     advised: tuple[str, ...] = ()  # links that have their routes from routers, while not one itself
     reserved: tuple[PortRange, ...] = ()
+    share: tuple[PortRange, ...] = ()  # of these: ours, from earlier looks
 
     @property
     def own(self) -> frozenset[Address]:
@@ -202,7 +203,7 @@ def desire_node(  # noqa: PLR0913 - what is shown, where, and what there was
     if node is not None:
         made_now = {rule for family in families for rule in _detours(given, family, node)}
         rules |= _joined(made_now, live) if waiting else made_now
-        sysctls |= set(_settings(given, families, node, how))
+        sysctls |= set(_settings(given, families, node, how, waiting=bool(waiting)))
         notes += () if how.reserve else _ephemeral(given, node)
         notes += _unreachable(given, node)
         notes += _unanswered(given, node)
@@ -351,16 +352,33 @@ def _joined(wanted: Iterable[Rule], live: Iterable[Rule]) -> set[Rule]:
 
 
 def _settings(
-    shown: Iterable[Face], families: Iterable[Family], node: Node, how: Publishing
+    shown: Iterable[Face],
+    families: Iterable[Family],
+    node: Node,
+    how: Publishing,
+    *,
+    waiting: bool,
 ) -> Iterator[Sysctl]:
     """A router does not listen to other routers unless it is told to: without, the node would lose
     the routes that it has from them."""
     if Family.IP6 in families:
         for link in node.advised:
             yield Sysctl(ROUTER_NEWS.format(link.replace(".", "/")), "2")
-    if how.reserve:
-        ports = coalesce([*node.reserved, *(face.ports for face in shown)])
+    ours = reservation(shown, node, how, waiting=waiting)
+    if how.reserve or node.share:
+        ports = coalesce([*subtract(node.reserved, node.share), *ours])
         yield Sysctl(RESERVED, ",".join(map(str, ports)))
+
+
+def reservation(
+    shown: Iterable[Face], node: Node, how: Publishing, *, waiting: bool
+) -> tuple[PortRange, ...]:
+    """The ports that are to be reserved on behalf of what is shown; what somebody else reserved is
+    not ours. While some Service is pending, nothing is given back."""
+    if not how.reserve:
+        return ()
+    wanted = [face.ports for face in shown] + (list(node.share) if waiting else [])
+    return subtract(coalesce(wanted), subtract(node.reserved, node.share))
 
 
 def _ephemeral(shown: Iterable[Face], node: Node) -> Iterator[str]:

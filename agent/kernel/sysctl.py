@@ -61,7 +61,7 @@ def write(name: str, value: str) -> None:
 def _put(path: str, value: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        left = value.encode()
+        left = value.encode() or b"\n"  # nothing at all would be no change
         while left and (done := os.write(descriptor, left)):
             left = left[done:]  # of a long list the kernel takes 4 KiB at a time
     finally:

@@ -38,6 +38,8 @@ class Store:
     def __init__(
         self, directory: str, warn: Warn, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self._directory = Path(directory)
+        self._records: dict[str, object] = {}  # as stored by this run
         self._texts = Path(directory, TEXTS)
         self._names = Path(directory, LEAVING)
         self._node_ports = Path(directory, NODE_PORTS)
@@ -156,6 +158,26 @@ class Store:
             self._node_ports.unlink(missing_ok=True)
         except OSError as error:
             self._warn(f"cannot remove {self._node_ports}: {error.strerror}")
+
+    def record(self, name: str) -> object:
+        """The content of a file of its own; None: there is none that can be read."""
+        return self._read(self._directory / name)
+
+    def keep_record(self, name: str, content: object) -> None:
+        """This is its content; on the disk when this returns."""
+        path = self._directory / name
+        if self._records.get(name) != content and self._write(path, content, durable=True):
+            self._records[name] = content
+
+    def drop_record(self, name: str) -> None:
+        """It has none any more."""
+        path = self._directory / name
+        self._records.pop(name, None)
+        self._forget(path)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            self._warn(f"cannot remove {path}: {error.strerror}")
 
     def _files(self) -> list[Path]:
         try:

@@ -379,6 +379,40 @@ def test_ports_that_are_reserved_are_nobodys_at_random(node: Node, lab: Net) -> 
         assert not daemon.said("drift repaired")
 
 
+@pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
+@pytest.mark.parametrize("end", ["range", "service", "setting"])
+def test_reserved_ports_are_released_and_what_others_reserved_stays(
+    node: Node, lab: Net, end: str, restarted: bool
+) -> None:
+    set_sysctl(lab.node, RESERVED, "8080,30105,30500-30510")
+    node.configure(**{"node_ports.reserve": True})
+    node.save("a.yaml", service("a", 5000, count=60, at=30100))
+
+    def reserved() -> str:
+        return within(lab.node, "sysctl", "-n", RESERVED).strip()
+
+    def change() -> None:
+        if end == "range":
+            node.save("a.yaml", service("a", 5000, count=5, at=30100))
+        elif end == "service":
+            node.remove("a.yaml")
+        else:
+            node.configure(**{"node_ports.reserve": False})
+
+    left = "8080,30100-30105,30500-30510" if end == "range" else "8080,30105,30500-30510"
+    with node.running() as daemon:
+        comes_to_publish(lab.node, "a")
+        assert reserved() == "8080,30100-30159,30500-30510"
+        if not restarted:
+            change()
+            daemon.reload()
+            assert eventually(lambda: reserved() == left), reserved()
+    if restarted:
+        change()
+        with node.running():
+            assert eventually(lambda: reserved() == left), reserved()
+
+
 def test_who_comes_to_listen_later_takes_nothing_away(node: Node, lab: Net) -> None:
     node.save("a.yaml", service("a", 443, at=30100))
     with node.running() as daemon:

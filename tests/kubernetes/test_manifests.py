@@ -311,6 +311,27 @@ def test_to_publish_services_it_may_read_them_and_no_more(
     assert more["metadata"] == few["metadata"]
 
 
+def test_what_deleted_agents_left_on_the_nodes_can_be_cleaned_up(cluster: Cluster) -> None:
+    """Applied and deleted for good, on a server without nodes; nothing else goes with it."""
+    folder = ROOT / "kubernetes/overlays/cleanup"
+    rendered = Rendered(cluster, folder)
+    pod = rendered.pod
+    assert pod["hostNetwork"] is True
+    [clear], [done] = pod["initContainers"], pod["containers"]
+    assert clear["args"] == ["clear", "--netns", "node:self", "--yes"]
+    assert clear["image"] == done["image"] == Rendered(cluster, ALL).container["image"]
+    assert clear["securityContext"]["capabilities"]["drop"] == ["ALL"]
+    assert done["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    namespaces = {one["metadata"].get("namespace") for one in rendered.documents}
+    assert namespaces == {None, "portranger-cleanup"}
+    cluster.kubectl("apply", "-k", str(folder))
+    told = cluster.kubectl("delete", "-k", str(folder), "--wait=false")
+    assert sorted(line.split()[0].partition("/")[0].partition(".")[0] for line in told.splitlines())
+    assert "portranger-cleanup" in told
+    assert 'namespace "portranger" ' not in told
+
+
 @pytest.mark.parametrize("names", [("services",), ("policy",), ("services", "policy")])
 def test_an_api_server_takes_it_with_components(
     cluster: Cluster, tmp_path: Path, names: tuple[str, ...]

@@ -463,6 +463,43 @@ def test_an_endpoint_on_another_node_sees_this_one(services: Services, node: Age
         assert heard(TCP) == everybody - alone
 
 
+def has_table(netns: str) -> bool:
+    return "table inet portranger" in within(netns, "nft", "list", "tables")
+
+
+def test_where_services_are_switched_off_what_was_published_goes(
+    services: Services, node: Agents
+) -> None:
+    services.make("phone")
+    services.put_machines("phone", True)
+    with node.daemons.running() as daemon:
+        assert eventually(lambda: has_table(node.daemons.home), PATIENCE)
+        node.daemons.configure(**{"kubernetes.services": False})
+        daemon.reload()
+        assert eventually(lambda: not has_table(node.daemons.home), PATIENCE)
+        assert not daemon.standing(NODE)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["same network", "network of a pod"])
+def test_an_agent_that_starts_without_services_removes_what_was_published(
+    services: Services, node: Agents, elsewhere: bool
+) -> None:
+    """Without the component it is no longer in the network of the node, but sees its process 1."""
+    services.make("phone")
+    services.put_machines("phone", True)
+    home = node.daemons.home
+    with node.daemons.running():
+        assert eventually(lambda: has_table(home), PATIENCE)
+    assert has_table(home), "an update takes no rule away"
+    node.daemons.configure(**{"kubernetes.services": False})
+    with ExitStack() as stack:
+        if elsewhere:
+            node.daemons.home = stack.enter_context(space())
+            stack.enter_context(services.cluster.reachable_from(node.daemons.home))
+        stack.enter_context(node.daemons.running())
+        assert eventually(lambda: not has_table(home), PATIENCE)
+
+
 # -------------------------------------------------------------------------------------- troubles
 
 
