@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agent.errors import BackendMissing, Failure, TryAgain
-from agent.kernel.worker import PATIENCE, Home, Lost, Worker, module
+from agent.kernel.worker import PATIENCE, Lost, Worker, home, module
 from rules.nft import Json
 
 LIBRARY = "libnftables.so.1"
@@ -37,7 +37,7 @@ class Libnftables:
         self.patience = patience
         self._idle: list[Worker] = []
         self._all: list[Worker] = []
-        self._home = Home()
+        home()
         self._places = threading.BoundedSemaphore(WORKERS)
 
     def listed(self, descriptor: int, what: Json) -> tuple[list[Json], str]:
@@ -85,9 +85,7 @@ class Libnftables:
             self._places.release()
 
     def _made(self) -> Worker:
-        made = Worker(
-            "the worker for libnftables", module(WORKER), patience=self.patience, home=self._home
-        )
+        made = Worker("the worker for libnftables", module(WORKER), patience=self.patience)
         self._all.append(made)
         return made
 

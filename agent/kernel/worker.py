@@ -9,6 +9,7 @@ machine does besides. Wall-clock time: a worker that gets no processor, or waits
 says nothing about what it was asked; that is a timeout and nothing else.
 """
 
+import functools
 import json
 import math
 import os
@@ -19,7 +20,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -46,21 +46,21 @@ class Lost(TryAgain):
     unheard = False  # it had nothing to do for long, and had ended before it heard of it
 
 
-class Home:
-    """The network namespace in which workers are started, whatever namespace the thread is in that
-    needs one: a process keeps the namespace alive that it was started in."""
+@functools.cache
+def home() -> int:
+    """The network namespace of this process, as it is when the first worker is thought of. Workers
+    are started there, whatever namespace the thread is in that needs one: a process keeps the
+    namespace alive that it was started in."""
+    return os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
 
-    def __init__(self) -> None:
-        self._descriptor = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self._descriptor)
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        if os.path.samestat(Path(OWN).stat(), os.fstat(self._descriptor)):
+@contextmanager
+def at_home() -> Iterator[None]:
+    if os.path.samestat(Path(OWN).stat(), os.fstat(home())):
+        yield
+    else:
+        with inside(home(), "of our own"):
             yield
-        else:
-            with inside(self._descriptor, "of our own"):
-                yield
 
 
 class Worker:
@@ -72,10 +72,9 @@ class Worker:
         command: Sequence[str],
         words: Sequence[str] = (),
         patience: float = PATIENCE,
-        home: Home | None = None,
     ) -> None:
+        home()
         self.began = 0.0
-        self._home = home or Home()
         self._name = name
         self._command, self._words = list(command), list(words)
         self._patience = patience
@@ -130,7 +129,7 @@ class Worker:
 
     def _start(self) -> socket.socket:
         """At home: also a pair of sockets keeps the namespace alive that it was made in."""
-        with self._home.entered():
+        with at_home():
             ours, theirs = socket.socketpair()
             try:
                 with theirs:
