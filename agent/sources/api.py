@@ -19,18 +19,8 @@ from urllib.parse import urlencode
 from agent.sources.answers import Away, Object, Refused, away, failure
 from agent.sources.connection import Connection
 from agent.sources.credentials import Credentials
-from agent.sources.websocket import (
-    CLOSE,
-    PING,
-    PONG,
-    TEXT,
-    Broken,
-    Frames,
-    framed,
-    handshake,
-    is_accepted,
-    new_key,
-)
+from agent.sources.streams import PIECE, TooLarge, lines, messages
+from agent.sources.websocket import Broken, handshake, is_accepted, new_key
 from rules.values import Value
 
 PAGE = 500  # objects; a server that answers from its cache sends all at once
@@ -45,7 +35,6 @@ MOST_LISTED = 256 << 20  # bytes of a page
 MOST_LINE = 16 << 20  # bytes of one event; no object has more than 2 MiB
 MOST_SAID = 64 << 10  # bytes of why something was refused
 MOST_PAGES = 10_000
-PIECE = 64 << 10
 DROPPED = (ConnectionResetError, BrokenPipeError, http.client.BadStatusLine, ssl.SSLEOFError)
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -126,13 +115,12 @@ class Api:
             "timeoutSeconds": str(seconds),
         }
         response, key = self._watched(path, asked)
-        longest = seconds + LATE
-        if response.status != http.client.SWITCHING_PROTOCOLS:
-            return self._events(response, longest, trim)
-        if not is_accepted(key, response.getheader("Sec-WebSocket-Accept", "")):
+        if response.status == http.client.SWITCHING_PROTOCOLS and not is_accepted(
+            key, response.getheader("Sec-WebSocket-Accept", "")
+        ):
             self._end(response, close=True)
             raise Away(f"{self} answered with another WebSocket than was asked for")
-        return self._messages(response, longest, trim)
+        return self._events(response, seconds + LATE, trim)
 
     def create(self, path: str, body: Object) -> Object:
         """Write a new object."""
@@ -291,63 +279,32 @@ class Api:
     def _events(
         self, response: http.client.HTTPResponse, longest: float, trim: Trim | None
     ) -> Iterator[Event]:
-        """A line an event. What the server did not get to its end has not happened yet."""
-        line = bytearray()
-        deadline = time.monotonic() + longest
-        try:
-            if self._connection is not None:
-                self._connection.be_patient(longest)
-            while piece := response.read1(PIECE):
-                self.received += len(piece)
-                *ended, rest = piece.split(b"\n")
-                for end in ended:
-                    line += end
-                    if line.strip():
-                        yield self._event(bytes(line), trim)
-                    line.clear()
-                line += rest
-                if len(line) > MOST_LINE:
-                    raise Away(f"{self} told of an event with more than {MOST_LINE >> 20} MiB")
-                if time.monotonic() > deadline:
-                    return
-        except (OSError, http.client.HTTPException):
-            return  # however it was cut off: that is as good as any end
-        finally:
-            self._end(response)
-
-    def _messages(
-        self, response: http.client.HTTPResponse, longest: float, trim: Trim | None
-    ) -> Iterator[Event]:
-        """A message an event. Whoever says nothing is asked by a ping whether he is there."""
-        frames = Frames(MOST_LINE)
+        """What a watch tells, until it ends."""
+        upgraded = response.status == http.client.SWITCHING_PROTOCOLS
         deadline = time.monotonic() + longest
         try:
             connection = self._connection
             if connection is None:
                 return
-            connection.be_patient(ANSWER)
-            connection.say(framed(PING))  # so that what was read ahead with the head has an end
-            piece = response.fp.read1(PIECE)
-            while piece:
-                self.received += len(piece)
-                for frame in frames.of(piece):
-                    if frame.kind == TEXT:
-                        yield self._event(frame.data, trim)
-                    elif frame.kind == CLOSE:
-                        return
-                    elif frame.kind == PING:
-                        connection.say(framed(PONG, frame.data))
-                if time.monotonic() > deadline:
-                    return
-                piece = connection.heard(PIECE, QUIET, ANSWER)
+            connection.be_patient(longest)
+            told = lines(response, MOST_LINE, deadline, self._count)
+            if upgraded:
+                silence = QUIET, ANSWER
+                told = messages(connection, response, MOST_LINE, deadline, silence, self._count)
+            for text in told:
+                yield self._event(text, trim)
         except TimeoutError as error:
-            raise Away(f"{self} hangs: it does not answer to a ping") from error
-        except Broken as error:
+            if upgraded:
+                raise Away(f"{self} hangs: it does not answer to a ping") from error
+        except (Broken, TooLarge) as error:
             raise Away(f"{self} told of an event that is none: {error}") from error
         except (OSError, http.client.HTTPException):
             return  # however it was cut off: that is as good as any end
         finally:
-            self._end(response, close=True)
+            self._end(response, close=upgraded)
+
+    def _count(self, size: int) -> None:
+        self.received += size
 
     def _event(self, line: bytes, trim: Trim | None) -> Event:
         try:
