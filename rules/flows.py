@@ -68,17 +68,32 @@ def forgotten(plan: Plan) -> tuple[Due, ...]:
 
 
 def _unguarded(plan: Plan) -> list[Forgotten]:
-    """Where guards or what they stand behind changed: the flows to guests that they would have kept
-    from beginning, whoever let them begin."""
+    """Where guards were written, and where a guest is behind one to whom nothing led before: the
+    flows to it that the guard would have kept from beginning, whoever let them begin. Where guard
+    and forwards are from before, that was done then."""
     written = [*plan.add, *(rule for _, rule in plan.change)]
-    gone = [old.rule for old in plan.remove if isinstance(old, Live)]
-    if not any(rule.chain in TRANSLATING for rule in (*written, *gone)):
+    if not any(rule.chain in TRANSLATING for rule in written):
         return []
-    now = [*written, *(live.rule for live in plan.unchanged)]
-    families = {rule.family for rule in now if rule.guards and rule.chain in TRANSLATING}
-    if not families:
-        return []
-    return [one for one in _strays(_ways(now), plan.guests) if one.family in families]
+    stay = [live.rule for live in plan.unchanged]
+    fresh, guarded = _guarded(written), _guarded(stay)
+    new = {guest for guest in plan.guests if Family.of(guest) in fresh}
+    known = {guest for guest in plan.guests if Family.of(guest) in guarded} - new
+    for rule in stay:
+        if not known:
+            break
+        if rule.to in known and rule.chain in TRANSLATING:
+            known.remove(rule.to)
+    new |= known  # to whom nothing led
+    strays = _strays(_ways([*written, *stay]), new) if new else []
+    return [one for one in strays if one.answerer in new]
+
+
+def _guarded(rules: Iterable[Rule]) -> set[Family]:
+    return {
+        rule.family
+        for rule in rules
+        if rule.to is None and rule.chain in TRANSLATING and rule.guards
+    }
 
 
 def _led(*several: dict[_Way, list[PortRange]]) -> dict[tuple[object, ...], list[Led]]:

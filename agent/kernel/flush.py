@@ -165,9 +165,11 @@ def still(found: Iterable[Found], due: Sequence[Due], own: Set[Address]) -> list
     return [one for one in again if one is not None]
 
 
-def delete(found: Iterable[Found]) -> int:
+def delete(found: Sequence[Found]) -> int:
     """Forget flows that were found; how many were still there."""
     count = 0
+    if not found:
+        return count
     with _netlink() as netlink:
         for one in found:
             count += _delete(netlink, one.key)

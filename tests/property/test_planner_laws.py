@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agent.kernel.memory import MemoryNamespace
 from rules.conflicts import conflicts
 from rules.desired import LABEL_BYTES, desire, label
-from rules.flows import forgotten
+from rules.flows import forgotten, still_due
 from rules.model import (
     FORWARDED,
     Address,
@@ -766,6 +766,33 @@ def test_a_flow_is_forgotten_exactly_where_its_port_leads_elsewhere(
             there = protocol, port, flow.destination, guest
             cut = leads(was, *there) and not leads(now, *there)
             assert any(one.holds(flow, set()) for one in due) == cut
+
+
+@given(crowded_desireds(), crowded_desireds(), crowded_desireds())
+def test_what_is_still_due_after_another_change_is_all_that_it_does_not_lead_there(
+    before: Desired, between: Desired, after: Desired
+) -> None:
+    """Of a change whose flows could not be forgotten before the next one."""
+    steps = [unguarded(one) for one in (before, between, after)]
+    found, later = seen(written(steps[0])), seen(written(*steps[:2]))
+    first, second = diff("blue", steps[1], found), diff("blue", steps[2], later)
+    due, left = forgotten(first), list(still_due(forgotten(first), second))
+    new = {*second.add, *(rule for _, rule in second.change)}
+    gone = {live.rule for live in found.live} - steps[1].rules
+    ends = [end for rule in [*gone][:12] for end in ends_of(rule)]
+    for family, protocol, port in product(Family, FORWARDED, ends):
+        for guest in ADDRESSES[family][1:3]:
+            flow = Flow(
+                family=family,
+                protocol=NUMBERS_OF[protocol],
+                port=port,
+                destination=ADDRESSES[family][3],
+                answerer=guest,
+                answering_port=port,
+            )
+            was = any(one.holds(flow, set()) for one in due)
+            led = leads(new, protocol, port, flow.destination, guest)
+            assert any(one.holds(flow, set()) for one in left) == (was and not led)
 
 
 def unguarded(desired: Desired) -> Desired:
