@@ -641,7 +641,7 @@ FOREIGN_JUMPS: dict[str, Callable[[str], None]] = {
         netns, "-A OUTPUT -j PORTRANGER-PREROUTING", families=[Family.IP]
     ),
     "under a condition": lambda netns: legacy(
-        netns, "-I PREROUTING -s 203.0.113.9 -j PORTRANGER-PREROUTING", families=[Family.IP]
+        netns, "-A PREROUTING -s 203.0.113.9 -j PORTRANGER-PREROUTING", families=[Family.IP]
     ),
 }
 
