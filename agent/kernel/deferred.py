@@ -197,8 +197,7 @@ class Deferred:
             self._found = found
             count, self._count = self._count, 0
             if self._tasks and self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="flush", daemon=True)
-                self._thread.start()
+                failures += self._begin()
             self._changed.notify_all()
             return Flushed(
                 count=count,
@@ -207,6 +206,16 @@ class Deferred:
                 waiting={one.netns: one.why for one in self._tasks.values() if one.why},
                 failures=tuple(failures),
             )
+
+    def _begin(self) -> list[str]:
+        """Start the other thread; why that cannot be, if it cannot. The next call tries again."""
+        thread = threading.Thread(target=self._run, name="flush", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system allows no more threads
+            return [f"cannot forget flows: {error}"]
+        self._thread = thread
+        return []
 
     def _add(self, flush: Flush, due: tuple[Due, ...]) -> None:
         with self._changed:
@@ -324,8 +333,9 @@ class Deferred:
         if result.more or (task.announced and not result.gone):
             return
         task.tried, task.first = (), last + 1
-        if result.gone or not task.waiting:
-            self._tasks.pop((task.netns, task.identity), None)
+        key = task.netns, task.identity
+        if (result.gone or not task.waiting) and self._tasks.get(key) is task:
+            del self._tasks[key]
 
 
 def _unable(netns: str, why: str) -> Failure:

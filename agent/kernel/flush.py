@@ -195,7 +195,10 @@ def _netlink() -> Iterator[socket.socket]:
     try:
         yield netlink
     finally:
-        threading.Thread(target=netlink.close, daemon=True).start()
+        try:
+            threading.Thread(target=netlink.close, daemon=True).start()
+        except RuntimeError:  # the system allows no more threads
+            netlink.close()
 
 
 class Glance:

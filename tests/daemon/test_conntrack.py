@@ -3,6 +3,7 @@ taken over, and nothing else loses a packet; also where we were killed in betwee
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -18,7 +19,7 @@ from agent.kernel.lab import GUEST, POD, Lab
 from agent.kernel.netns import inside, opened
 from agent.kernel.probe import asks, connected, echoing
 from rules.model import Family, Protocol
-from tests.daemon.running import A_MOMENT, PATIENCE, Node, comes_to_forward, forwarded
+from tests.daemon.running import A_MOMENT, PATIENCE, Node, Running, comes_to_forward, forwarded
 from tests.netns.test_forgetting import fill, tracked
 from tests.spaces import ROOT, eventually, lab, manifest, nft, run
 
@@ -211,6 +212,33 @@ def test_another_namespace_is_repaired_while_flows_are_forgotten(
         assert count(wired.pod) > MANY // 4, "the repair came after the flows"
         assert eventually(lambda: count(wired.pod) < MANY // 4, PATIENCE)
         assert eventually(lambda: daemon.metric("conntrack_forgotten_total") >= MANY, PATIENCE)
+
+
+def workers(daemon: Running) -> list[int]:
+    """The processes that walk conntrack for it."""
+    children = Path(f"/proc/{daemon.pid}/task").glob("*/children")
+    found = [int(pid) for one in children for pid in one.read_text().split()]
+    return [pid for pid in found if b"flush_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_all_flows_are_forgotten_although_the_worker_is_killed(node: Node, wired: Lab) -> None:
+    node.save("a.yaml", manifest(wired.pod, "1000-2000,7000-7010"))
+    with (
+        node.running() as daemon,
+        opened(wired.pod) as descriptor,
+        inside(descriptor, wired.pod),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER) as netlink,
+    ):
+        fill(netlink, MANY, CLOSED, to=HERE, answerer=GUEST[0].ip)
+        node.save("a.yaml", manifest(wired.pod, "1000-2000"))
+        assert eventually(lambda: bool(workers(daemon)))
+        assert eventually(lambda: count(wired.pod) < MANY, PATIENCE)
+        (worker,) = workers(daemon)
+        os.kill(worker, signal.SIGKILL)
+        assert count(wired.pod) > MANY // 4, "it was killed too late"
+        assert eventually(lambda: count(wired.pod) < MANY // 100, PATIENCE)
+        assert eventually(lambda: workers(daemon) not in ([], [worker]))
+        assert eventually(lambda: daemon.metric("conntrack_unflushed") == 0)
 
 
 REFUSED = """

@@ -283,6 +283,35 @@ def test_nothing_is_left_to_forget_where_there_is_no_flow(place: Place) -> None:
     assert place.told() == Flushed(asked=1, done=1)
 
 
+def test_what_comes_after_there_was_no_flow_is_forgotten_as_well(place: Place) -> None:
+    """Also where a pass for what was due before is still under way."""
+    place.walker.goes_on.clear()
+    place.forget("blue", 1)
+    place.told()
+    assert place.walker.asked.acquire(timeout=A_MOMENT)
+    place.deferred.idle("blue", place.identity("blue"))
+    place.forget("blue", 2)
+    place.told()
+    place.walker.goes_on.set()
+    assert place.deferred.wait(A_MOMENT)
+    assert place.walked("blue") == [[1], [2]]
+
+
+def test_no_thread_to_be_had_is_told_and_tried_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    place.forget("blue", 1)
+    with monkeypatch.context() as crowded:
+        crowded.setattr(threading.Thread, "start", refuse)
+        assert place.told().failures == ("cannot forget flows: can't start new thread",)
+    assert place.told() == Flushed(asked=1, done=0)
+    assert place.deferred.wait(A_MOMENT)
+    assert place.walked("blue") == [[1]]
+
+
 def test_a_bug_met_in_one_namespace_does_not_keep_the_others_from_being_done(place: Place) -> None:
     def due() -> list[Due]:
         raise RuntimeError("a bug")
