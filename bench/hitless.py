@@ -57,7 +57,8 @@ from bench.hitless_net import (
     opening,
     run_nft,
 )
-from rules.nft_steps import Step, in_turn
+from rules.nft_steps import BridgeStep, Step
+from rules.nft_transactions import transactions
 from rules.plan import Plan
 from rules.values import Value
 
@@ -249,10 +250,11 @@ def single_transaction() -> Iterator[None]:
     """All steps of a change in one transaction, as a naive agent would do it."""
 
     def merged(plan: Plan) -> list[list[Step]]:
-        found = list(chain(*in_turn(plan)))
+        steps = chain(*transactions(plan))
+        found = [step for step in steps if not isinstance(step, BridgeStep)]
         return [found] if found else []
 
-    with mock.patch.object(kernel_nftables, "in_turn", merged):
+    with mock.patch.object(kernel_nftables, "transactions", merged):
         yield
 
 

@@ -400,7 +400,13 @@ class Sysctl(Value, order=True):
     value: str
 
 
-RULE, ELEMENT, MAP, SET = "rule", "element", "map", "set"  # kinds of what is foreign
+RULE, ELEMENT, MAP, SET, CHAIN = (
+    "rule",
+    "element",
+    "map",
+    "set",
+    "chain",
+)  # kinds of what is foreign
 
 
 class Live(Value):

@@ -6,8 +6,11 @@ from rules import nft_sets
 from rules.model import FILTERS, Chain, Family, Lookup, Protocol, Rule
 from rules.nft_sets import SetStep
 from rules.nft_steps import (
+    AddBridge,
     AddLookup,
     AddRule,
+    BridgeStep,
+    DropBridge,
     DropMap,
     DropRule,
     DropStray,
@@ -15,6 +18,8 @@ from rules.nft_steps import (
     Erase,
     EraseStray,
     Fill,
+    FlushBridge,
+    MakeBridge,
     MakeChain,
     MakeMap,
     MakeTable,
@@ -52,13 +57,16 @@ RESUMING = equal({"ct": {"key": "state"}}, ["established", "related"], "in")
 
 def commands(found: Iterable[Step]) -> list[Json]:
     """Steps in the words of libnftables."""
-    return [
-        nft_sets.command(step, OURS) if isinstance(step, SetStep) else _command(step)
-        for step in found
-    ]
+    return [_command(step) for step in found]
 
 
-def _command(step: RuleStep) -> Json:
+def _command(step: Step) -> Json:
+    if isinstance(step, SetStep):
+        return nft_sets.command(step, OURS)
+    return _bridge_command(step) if isinstance(step, BridgeStep) else _rule_command(step)
+
+
+def _rule_command(step: RuleStep) -> Json:
     match step:
         case DropTable():
             return {"delete": {"table": TABLE}}
@@ -91,6 +99,18 @@ def _command(step: RuleStep) -> Json:
             return {put(first): {"rule": lookup_rule(lookup)}}
 
 
+def _bridge_command(step: BridgeStep) -> Json:
+    match step:
+        case MakeBridge(chain, behind):
+            return {"add": {"chain": bridge_spec(chain, behind)}}
+        case FlushBridge(chain, behind):
+            return {"flush": {"chain": {**OURS, "name": bridge_name(chain, behind)}}}
+        case DropBridge(chain, behind):
+            return {"delete": {"chain": {**OURS, "name": bridge_name(chain, behind)}}}
+        case AddBridge(rule, behind):
+            return {"add": {"rule": {**_rule(rule), "chain": bridge_name(rule.chain, behind)}}}
+
+
 def put(first: bool) -> str:
     return "insert" if first else "add"
 
@@ -105,6 +125,23 @@ def chain_spec(chain: Chain) -> Json:
         "prio": PRIORITY[chain],
         "policy": "accept",
     }
+
+
+def bridge_name(chain: Chain, behind: bool) -> str:
+    """What the chain is called that packets meet before or behind one of ours, while that is
+    edited."""
+    return f"bridge-{'behind' if behind else 'before'}-{chain.value}"
+
+
+def bridge_priority(chain: Chain, behind: bool) -> int:
+    """Right before or behind."""
+    return PRIORITY[chain] + (1 if behind else -1)
+
+
+def bridge_spec(chain: Chain, behind: bool) -> Json:
+    """Such a chain as it must be."""
+    called, priority = bridge_name(chain, behind), bridge_priority(chain, behind)
+    return {**chain_spec(chain), "name": called, "prio": priority}
 
 
 def map_spec(lookup: Lookup) -> Json:
@@ -229,6 +266,8 @@ def _matches(rule: Rule) -> Iterator[Json]:
         yield from detour_json(rule.detour, rule.family)
     if rule.peers is not None:
         yield equal(field(rule.family.value, peers_end(rule)), f"@{rule.peers}")
+    if rule.peer is not None:
+        yield equal(field(rule.family.value, peers_end(rule)), nft_sets.network_json(rule.peer))
     if rule.resumes:
         yield RESUMING
 

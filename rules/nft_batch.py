@@ -12,11 +12,23 @@ from functools import lru_cache
 
 from rules import nft_sets
 from rules.model import FILTERS, NUMBERS, OWN, Address, Chain, Family, Lookup, Rule, Share
-from rules.nft import NAME, PRIORITY, TYPES, map_name, peers_end, port_pairs
+from rules.nft import (
+    NAME,
+    PRIORITY,
+    TYPES,
+    bridge_name,
+    bridge_priority,
+    map_name,
+    peers_end,
+    port_pairs,
+)
 from rules.nft_sets import NESTED, SetStep, attribute, number
 from rules.nft_steps import (
+    AddBridge,
     AddLookup,
     AddRule,
+    BridgeStep,
+    DropBridge,
     DropMap,
     DropRule,
     DropStray,
@@ -24,6 +36,8 @@ from rules.nft_steps import (
     Erase,
     EraseStray,
     Fill,
+    FlushBridge,
+    MakeBridge,
     MakeChain,
     MakeMap,
     MakeTable,
@@ -35,8 +49,8 @@ from rules.ports import HIGHEST
 from rules.shapes import name, port_name
 
 BATCH_BEGIN, BATCH_END = 16, 17
-NEWTABLE, DELTABLE, NEWCHAIN, NEWRULE, DELRULE, NEWSET, DELSET, NEWSETELEM, DELSETELEM = (
-    (10 << 8) | kind for kind in (0, 2, 3, 6, 8, 9, 11, 12, 14)
+NEWTABLE, DELTABLE, NEWCHAIN, DELCHAIN, NEWRULE, DELRULE, NEWSET, DELSET, NEWSETELEM, DELSETELEM = (
+    (10 << 8) | kind for kind in (0, 2, 3, 5, 6, 8, 9, 11, 12, 14)
 )
 REQUEST, ACK, ECHO, EXCL, CREATE, APPEND = 0x1, 0x4, 0x8, 0x200, 0x400, 0x800
 BATCH_GENID = 1
@@ -66,7 +80,7 @@ def can_write(steps: Iterable[Step]) -> bool:
     """Whether there are bytes for all of them: some rules have a map or set of their own, which
     libnftables numbers."""
     return not any(
-        (isinstance(step, AddRule) and _has_a_set(step.rule))
+        (isinstance(step, AddRule | AddBridge) and _has_a_set(step.rule))
         or (isinstance(step, AddLookup) and _is_scattered(step.lookup.share))
         for step in steps
     )
@@ -86,11 +100,7 @@ def batch(steps: Iterable[Step], generation: int | None = None) -> bytes:
     """The transaction. Only the last of its messages is acknowledged, whatever is refused is told
     anyway: a socket has no room for hundreds of answers. Where a generation of the ruleset is
     named, the kernel takes the batch only if there has been no other since."""
-    content = [
-        one
-        for step in steps
-        for one in (nft_sets.messages(step, OURS) if isinstance(step, SetStep) else _messages(step))
-    ]
+    content = [one for step in steps for one in _messages(step)]
     echoed = sum(kind == NEWRULE for kind, _, _ in content) <= MOST_ECHOED
     edge = struct.pack(">BBH", 0, 0, SUBSYSTEM)
     begin = b"" if generation is None else attribute(BATCH_GENID, number(generation))
@@ -101,7 +111,28 @@ def batch(steps: Iterable[Step], generation: int | None = None) -> bytes:
     return b"".join([*data, _message(BATCH_END, REQUEST, edge)])
 
 
-def _messages(step: RuleStep) -> Iterator[Message]:
+def _messages(step: Step) -> Iterator[Message]:
+    if isinstance(step, SetStep):
+        return nft_sets.messages(step, OURS)
+    return _of_bridge(step) if isinstance(step, BridgeStep) else _of_rules(step)
+
+
+def _of_bridge(step: BridgeStep) -> Iterator[Message]:
+    match step:
+        case MakeBridge(chain, behind):
+            called, priority = bridge_name(chain, behind), bridge_priority(chain, behind)
+            yield NEWCHAIN, REQUEST | CREATE, OURS + _chain(chain, called, priority)
+        case FlushBridge(chain, behind):
+            yield DELRULE, REQUEST, OURS + attribute(2, _text(bridge_name(chain, behind)))
+        case DropBridge(chain, behind):
+            yield DELCHAIN, REQUEST, OURS + attribute(3, _text(bridge_name(chain, behind)))
+        case AddBridge(rule, behind):
+            content = [*_matches(rule), COUNTER, *_verdict(rule)]
+            comment = attribute(7, _comment(rule.owner))
+            yield _rule(bridge_name(rule.chain, behind), content, comment)
+
+
+def _of_rules(step: RuleStep) -> Iterator[Message]:
     match step:
         case DropTable():
             yield DELTABLE, REQUEST, OURS
@@ -109,7 +140,7 @@ def _messages(step: RuleStep) -> Iterator[Message]:
             flags = REQUEST | CREATE | (EXCL if exclusive else 0)
             yield NEWTABLE, flags, OURS + attribute(2, number(0))
         case MakeChain(chain):
-            yield NEWCHAIN, REQUEST | CREATE, OURS + _chain(chain)
+            yield NEWCHAIN, REQUEST | CREATE, OURS + _chain(chain, chain.value, PRIORITY[chain])
         case DropRule(chain, handle):
             place = attribute(2, _text(chain)) + attribute(3, struct.pack(">Q", handle))
             yield DELRULE, REQUEST, OURS + place
@@ -132,10 +163,10 @@ def _messages(step: RuleStep) -> Iterator[Message]:
             rest = attribute(7, _comment(rule.owner))
             rest += attribute(6, struct.pack(">Q", behind)) if behind else b""
             content = [*_matches(rule), COUNTER, *_verdict(rule)]
-            yield _rule(rule.chain, content, rest, first=first)
+            yield _rule(rule.chain.value, content, rest, first=first)
         case AddLookup(lookup, first):
             content = [*_matches(lookup), COUNTER, *_looked_up(lookup)]
-            yield _rule(lookup.chain, content, first=first)
+            yield _rule(lookup.chain.value, content, first=first)
 
 
 # ------------------------------------------------------------------------------------ attributes
@@ -174,10 +205,10 @@ OURS = struct.pack("=BBH", INET, 0, 0) + attribute(1, _text(NAME))  # what every
 
 
 @lru_cache(MEMORY)
-def _chain(chain: Chain) -> bytes:
-    hook = _nested(4, _numbers(HOOKS[chain.hook], PRIORITY[chain]))
+def _chain(chain: Chain, called: str, priority: int) -> bytes:
+    hook = _nested(4, _numbers(HOOKS[chain.hook], priority))
     accept = attribute(5, number(1))
-    return attribute(3, _text(chain.value)) + hook + accept + attribute(7, _text(TYPES[chain]))
+    return attribute(3, _text(called)) + hook + accept + attribute(7, _text(TYPES[chain]))
 
 
 def _map(lookup: Lookup) -> bytes:
@@ -247,9 +278,9 @@ LAST = attribute(3, number(1))
 
 
 def _rule(
-    chain: Chain, expressions: Iterable[bytes], rest: bytes = b"", *, first: bool = False
+    chain: str, expressions: Iterable[bytes], rest: bytes = b"", *, first: bool = False
 ) -> Message:
-    content = attribute(2, _text(chain.value)) + _nested(4, *expressions) + rest
+    content = attribute(2, _text(chain)) + _nested(4, *expressions) + rest
     return NEWRULE, REQUEST | CREATE | (0 if first else APPEND), OURS + content
 
 
@@ -289,9 +320,15 @@ def _matches(what: Rule | Lookup) -> Iterator[bytes]:
 
 def _filtered(rule: Rule) -> Iterator[bytes]:
     """What only rules of filters compare."""
+    source, destination, length = PLACES[rule.family]
+    address = source if peers_end(rule) == "saddr" else destination
+    if rule.peer is not None:
+        yield _payload(NETWORK, address, length)
+        if rule.peer.prefixlen < rule.peer.max_prefixlen:
+            yield _masked(rule.peer.netmask.packed)
+        yield _compare(EQUAL, rule.peer.network_address.packed)
     if rule.peers is not None:
-        source, destination, length = PLACES[rule.family]
-        yield _payload(NETWORK, source if peers_end(rule) == "saddr" else destination, length)
+        yield _payload(NETWORK, address, length)
         yield _expression("lookup", attribute(1, _text(str(rule.peers))), attribute(2, number(1)))
     if rule.resumes:
         yield from RESUMING
@@ -364,6 +401,12 @@ def _payload(header: int, offset: int, length: int, register: int = 1) -> bytes:
     return _expression("payload", _numbers(register, header, offset, length))
 
 
+def _masked(mask: bytes) -> bytes:
+    """The bits of the first register that count."""
+    zero = _nested(5, _value(bytes(len(mask))))
+    return _expression("bitwise", _numbers(1, 1, len(mask)), _nested(4, _value(mask)), zero)
+
+
 @lru_cache(MEMORY)
 def _immediate(value: bytes, register: int = 1) -> bytes:
     return _expression("immediate", _numbers(register), _nested(2, _value(value)))
@@ -389,11 +432,6 @@ DROP, ACCEPT = (
 )
 RESUMING = (  # established or related
     _expression("ct", attribute(1, number(1)), attribute(2, number(0))),
-    _expression(
-        "bitwise",
-        _numbers(1, 1, 4),
-        _nested(4, _value(struct.pack("=I", 2 | 4))),
-        _nested(5, _value(bytes(4))),
-    ),
+    _masked(struct.pack("=I", 2 | 4)),
     _compare(OTHER, bytes(4)),
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from rules import nft_sets
 from rules.model import Live, Lookup, Observed, Rule
 from rules.nft_steps import (
+    AddBridge,
     AddLookup,
     AddRule,
     DropMap,
@@ -47,7 +48,9 @@ def has_copies(observed: Observed) -> bool:
     return len(lives(observed).by_rule) < len(observed.live)
 
 
-def carried_out(steps: Iterable[Step], observed: Observed, handles: Iterable[int] = ()) -> Observed:
+def carried_out(  # noqa: PLR0912 - a case for each step
+    steps: Iterable[Step], observed: Observed, handles: Iterable[int] = ()
+) -> Observed:
     """What there is after these steps; the kernel gave the rules among them these handles."""
     steps, given = list(steps), iter(handles)
     here = lives(observed)
@@ -76,6 +79,8 @@ def carried_out(steps: Iterable[Step], observed: Observed, handles: Iterable[int
                 new.append(Live(rule, next(given)))
             case AddLookup(lookup):
                 mapped[lookup] = next(given)
+            case AddBridge():
+                next(given)  # it goes with its chain
             case MakeTable():
                 observed = replace(observed, table=True)
             case _:  # what it does is told by other steps, or by nft_sets

@@ -9,6 +9,7 @@ from ipaddress import ip_address
 
 from rules import nft_sets
 from rules.model import (
+    CHAIN,
     ELEMENT,
     LINK_CHARACTERS,
     MAP,
@@ -27,6 +28,8 @@ from rules.model import (
 from rules.nft import (
     OURS,
     Json,
+    bridge_name,
+    bridge_spec,
     chain_spec,
     map_spec,
     port_map_spec,
@@ -50,7 +53,10 @@ def decode(
     known = {} if known is None else known
     kinds = _by_kind(listing)
     maps = {str(value.get("name")): value for value in kinds.pop("map", [])}
-    chains = [(value, _decode_chain(value)) for value in kinds.pop("chain", [])]
+    listed = kinds.pop("chain", [])
+    left = [bridge for value in listed if (bridge := _decode_bridge(value))]
+    bridges = [bridge.name for bridge in left]
+    chains = [(value, _decode_chain(value)) for value in listed if value.get("name") not in bridges]
     tables = kinds.pop("table", [])
     unsound = ["somebody set flags on the table" for value in tables if value.get("flags")]
     unsound += [
@@ -58,9 +64,9 @@ def decode(
         for value, chain in chains
         if chain is None
     ]
-    found: list[Live | Foreign] = []
+    found: list[Live | Foreign] = [*left]
     mapped: dict[Lookup, int] = {}
-    rules = kinds.pop("rule", [])
+    rules = [value for value in kinds.pop("rule", []) if value.get("chain") not in bridges]
     # To delete a rule is to write the name of its chain, which in a script must be one.
     if not all(_is_name(value.get("chain")) for value in rules):
         unsound.append("there are rules in a chain that nft could not name")
@@ -266,6 +272,20 @@ def _decode_element(
 
 def _decode_chain(value: Json) -> Chain | None:
     for chain in Chain:
-        if all(value.get(key) == want for key, want in chain_spec(chain).items()):
+        if _is_as(value, chain_spec(chain)):
             return chain
     return None
+
+
+def _decode_bridge(value: Json) -> Foreign | None:
+    """A chain that an edit left behind."""
+    for chain in Chain:
+        for behind in (False, True):
+            if _is_as(value, bridge_spec(chain, behind)):
+                called = bridge_name(chain, behind)
+                return Foreign(chain.value, 0, f"chain {called}, left by an edit", CHAIN, called)
+    return None
+
+
+def _is_as(value: Json, spec: Json) -> bool:
+    return all(value.get(key) == want for key, want in spec.items())

@@ -1,15 +1,17 @@
-"""Plans to a script for nft: the same transaction that rules/nft.py tells libnftables, as text."""
+"""Plans to scripts for nft: the transactions that rules/nft.py tells libnftables, as text."""
 
 from collections.abc import Iterable, Iterator
 
 from rules import nft_sets
-from rules.model import Family, Lookup, Rule
+from rules.model import Chain, Family, Lookup, Rule
 from rules.nft import (
     ADDRESSES,
     NAME,
     NFPROTO,
     PRIORITY,
     TYPES,
+    bridge_name,
+    bridge_priority,
     link_key,
     map_name,
     peers_end,
@@ -21,8 +23,11 @@ from rules.nft import (
 )
 from rules.nft_sets import SetStep
 from rules.nft_steps import (
+    AddBridge,
     AddLookup,
     AddRule,
+    BridgeStep,
+    DropBridge,
     DropMap,
     DropRule,
     DropStray,
@@ -30,37 +35,56 @@ from rules.nft_steps import (
     Erase,
     EraseStray,
     Fill,
+    FlushBridge,
+    MakeBridge,
     MakeChain,
     MakeMap,
     MakeTable,
     RuleStep,
-    steps,
+    Step,
 )
 from rules.nft_terms import destination_words, detour_words, share_words
+from rules.nft_transactions import transactions
 from rules.plan import Plan
 from rules.shapes import name, port_name
 
+SEVERAL = """\
+# {} transactions, so that no new connection is refused meanwhile: give each
+# to nft by itself, a tenth of a second after the one before
+"""
+
 
 def script(plan: Plan) -> str:
-    """The same transaction as text for `nft -f`."""
-    lines = (
-        nft_sets.line(step, f"inet {NAME}") if isinstance(step, SetStep) else _line(step)
-        for step in steps(plan)
+    """The transactions as text for `nft -f`, each below a line that says which one it is, if there
+    are several."""
+    found = transactions(plan)
+    if len(found) < 2:
+        return "".join(map(_script, found))
+    blocks = (
+        f"# transaction {turn} of {len(found)}\n{_script(steps)}"
+        for turn, steps in enumerate(found, 1)
     )
-    return "".join(f"{line}\n" for line in lines)
+    return "".join([SEVERAL.format(len(found)), *blocks])
 
 
-def _line(step: RuleStep) -> str:
+def _script(steps: Iterable[Step]) -> str:
+    return "".join(f"{_line(step)}\n" for step in steps)
+
+
+def _line(step: Step) -> str:
+    if isinstance(step, SetStep):
+        return nft_sets.line(step, f"inet {NAME}")
+    return _bridge_line(step) if isinstance(step, BridgeStep) else _rule_line(step)
+
+
+def _rule_line(step: RuleStep) -> str:
     match step:
         case DropTable():
             return f"delete table inet {NAME}"
         case MakeTable(exclusive):
             return f"{'create' if exclusive else 'add'} table inet {NAME}"
         case MakeChain(chain):
-            return (
-                f"add chain inet {NAME} {chain.value} {{ type {TYPES[chain]} hook {chain.hook}"
-                f" priority {PRIORITY[chain]}; policy accept; }}"
-            )
+            return _chain_line(chain, chain.value, PRIORITY[chain])
         case DropRule(chain, handle):
             return f"delete rule inet {NAME} {chain} handle {handle}"
         case DropStray(kind, stray):
@@ -86,6 +110,25 @@ def _line(step: RuleStep) -> str:
             return f"{where} {lookup_statement(lookup)}"
 
 
+def _bridge_line(step: BridgeStep) -> str:
+    match step:
+        case MakeBridge(chain, behind):
+            return _chain_line(chain, bridge_name(chain, behind), bridge_priority(chain, behind))
+        case FlushBridge(chain, behind):
+            return f"flush chain inet {NAME} {bridge_name(chain, behind)}"
+        case DropBridge(chain, behind):
+            return f"delete chain inet {NAME} {bridge_name(chain, behind)}"
+        case AddBridge(rule, behind):
+            return f"add rule inet {NAME} {bridge_name(rule.chain, behind)} {statement(rule)}"
+
+
+def _chain_line(chain: Chain, called: str, priority: int) -> str:
+    return (
+        f"add chain inet {NAME} {called} {{ type {TYPES[chain]} hook {chain.hook}"
+        f" priority {priority}; policy accept; }}"
+    )
+
+
 def statement(rule: Rule) -> str:
     """A rule in the words of nft."""
     words: list[str] = []
@@ -105,6 +148,8 @@ def statement(rule: Rule) -> str:
         words.append(detour_words(rule.detour, rule.family))
     if rule.peers is not None:
         words.append(f"{rule.family.value} {peers_end(rule)} @{rule.peers}")
+    if rule.peer is not None:
+        words.append(f"{rule.family.value} {peers_end(rule)} {rule.peer}")
     if rule.resumes:
         words.append("ct state established,related")
     words.append("counter")

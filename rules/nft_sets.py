@@ -109,10 +109,10 @@ def command(step: SetStep, ours: Json) -> Json:
         case DropSet():
             return {"delete": {"set": {**ours, "name": name}}}
         case Join(_, members):
-            pairs = [_element(one) for one in _ordered(members)]
+            pairs = [network_json(one) for one in _ordered(members)]
             return {"add": {"element": {**ours, "name": name, "elem": pairs}}}
         case Leave(_, members):
-            pairs = [_element(one) for one in _ordered(members)]
+            pairs = [network_json(one) for one in _ordered(members)]
             return {"delete": {"element": {**ours, "name": name, "elem": pairs}}}
 
 
@@ -122,7 +122,8 @@ def set_spec(peers: Peers, ours: Json) -> Json:
     return {**ours, "name": str(peers), "type": kind, "flags": ["interval"]}
 
 
-def _element(one: Network) -> object:
+def network_json(one: Network) -> object:
+    """An address, or several."""
     if one.prefixlen == one.max_prefixlen:
         return str(one.network_address)
     return {"prefix": {"addr": str(one.network_address), "len": one.prefixlen}}

@@ -90,9 +90,6 @@ def _say_script(console: Console, plans: Sequence[Plan], output: str) -> None:
         if one.leftovers:
             left = counted(len(one.leftovers), "rule")
             console.say(f"# {left} of ours in the other backend, to be removed by apply")
-        if output == "nft" and one.gathering:
-            console.say("# apply fills the new maps first: done at once as here, for a moment some")
-            console.say("# kernels show them empty to new connections")
         script = nft_script.script(one) if output == "nft" else xtables.script(one)
         for line in script.splitlines():
             console.say(line)

@@ -10,9 +10,9 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterable
-from itertools import chain
 
 from agent.errors import BackendMissing, Failure, NotPermitted, Stale, TryAgain
+from agent.kernel.grace import wait_for_packets
 from agent.kernel.kinds import Generation, Known
 from agent.kernel.libnftables import Libnftables, TooMuch, Unreadable, load
 from agent.kernel.netlink import ask, attribute, attributes, transact
@@ -21,7 +21,8 @@ from rules.nft import NAME, Json, commands
 from rules.nft_batch import NEWRULE, batch, can_write
 from rules.nft_foreseen import are_elements, carried_out, has_copies, is_for
 from rules.nft_listing import decode
-from rules.nft_steps import AddLookup, AddRule, in_turn
+from rules.nft_steps import AddBridge, AddLookup, AddRule, Step, takes_away
+from rules.nft_transactions import is_optional, transactions
 from rules.plan import Plan, Table
 from rules.shapes import PORTS
 
@@ -36,6 +37,7 @@ NFTA_GEN_ID, NFTA_TABLE_FLAGS, NFTA_RULE_HANDLE = 1, 2, 3
 NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME = 1, 3
 OUR_TABLE = struct.pack("=BBHHH12s", 1, 0, 0, 4 + len(NAME) + 1, 1, NAME.encode())  # inet, name
 SO_NETNS_COOKIE = 71  # Linux 5.14
+RULES = AddRule, AddLookup, AddBridge  # steps that have a handle
 STALE = (
     MISSING,
     "File exists",
@@ -130,45 +132,72 @@ class Nftables:
         return int(struct.unpack(">I", attributes[NFTA_TABLE_FLAGS])[0])
 
     def commit(self, plan: Plan) -> None:
-        """Carry out the plan for the rules, all or nothing; at worst, a map that nothing looks into
-        is left behind. What there is now is foreseen; the next look takes that for granted only if
-        the generation of the ruleset tells that nobody else has been there."""
-        parts = in_turn(plan)
-        known, elements = self.known, are_elements(plan)
+        """Carry out the plan for the rules, each transaction all or nothing. Where there are
+        several, or only elements change, which nothing tells from others, each is for the
+        generation of the ruleset that we know. What is left behind by one who ends between two is
+        found by the next look. What there is now is foreseen; that look takes it for granted only
+        if the generation tells that nobody else has been there."""
+        parts = transactions(plan)
         if not parts:
             return
-        if known and elements and not is_for(plan, known[1]):
+        known = self.known
+        exact = len(parts) > 1 or are_elements(plan)
+        if known and exact and not is_for(plan, known[1]):
             raise Stale("the plan is for an earlier look at the table", "Try again")
         self.known = None  # who is wrong once is not asked again
-        number = known[0].number if known and elements else None
         handles: list[int] = []
-        for part in parts:
-            if can_write(part):
-                handles += self._write(batch(part, number), plan)
-            else:
-                self._run(commands(part), plan)
-                known = None
-        done = list(chain(*parts))
-        told = len(handles) == sum(isinstance(step, AddRule | AddLookup) for step in done)
-        if known and told and is_for(plan, known[1]) and not has_copies(known[1]):
+        done: list[Step] = []
+        generation = known[0] if known else None
+        for turn, part in enumerate(parts):
+            if done and takes_away(part):
+                wait_for_packets()
+            try:
+                table = Table.KEEP if done else plan.table
+                handles += self._carry_out(part, table, generation if exact else None)
+            except Stale:
+                raise
+            except Failure:
+                if not is_optional(part, parts[turn + 1 :]):
+                    raise
+                continue
+            done += part
+            generation = generation.after(1) if generation else None
+        told = len(handles) == sum(isinstance(step, RULES) for step in done)
+        if known and generation and told and is_for(plan, known[1]) and not has_copies(known[1]):
             foreseen = functools.partial(carried_out, done, known[1], handles)
-            self._foreseen = known[0].after(len(parts)), foreseen
+            self._foreseen = generation, foreseen
 
-    def _write(self, content: bytes, plan: Plan) -> list[int]:
+    def _carry_out(self, part: list[Step], table: Table, due: Generation | None) -> list[int]:
+        """The handles of its rules, as far as they are told; refused in any generation but the one
+        that is due."""
+        if can_write(part):
+            return self._write(batch(part, due.number if due else None), table)
+        if due is not None:
+            self._expect(due)
+        self._run(commands(part), table)
+        if due is not None:
+            self._expect(due.after(1))
+        return []
+
+    def _expect(self, generation: Generation) -> None:
+        if generation_of(self._netlink) != generation:
+            raise Stale("the ruleset changed while we changed it", "Try again")
+
+    def _write(self, content: bytes, table: Table) -> list[int]:
         """The handles of its rules."""
         try:
             echoed = transact(self._netlink, content)
         except OSError as error:
-            raise failure(os.strerror(error.errno or 0), plan.table) from error
+            raise failure(os.strerror(error.errno or 0), table) from error
         found = [attributes(body[4:])[NFTA_RULE_HANDLE] for kind, body in echoed if kind == NEWRULE]
         return [int.from_bytes(handle, "big") for handle in found]
 
-    def _run(self, words: list[Json], plan: Plan) -> None:
+    def _run(self, words: list[Json], table: Table) -> None:
         _, error = self._library.run(self._descriptor, *words)
         if error:
-            if plan.table is Table.CREATE and self._list().table:
+            if table is Table.CREATE and self._list().table:
                 raise Stale("somebody else made the table while we looked", "Try again")
-            raise failure(error, plan.table)
+            raise failure(error, table)
 
     def close(self) -> None:
         """Let go of the namespace."""

@@ -31,7 +31,6 @@ from rules.manifests.metadata import (
 from rules.model import Desired, Family, Observed, Rule, is_link_name
 from rules.nft_batch import batch, can_write
 from rules.nft_script import script as nft_script
-from rules.nft_steps import steps
 from rules.plan import Plan, diff
 from rules.problems import Problem
 from rules.render import plan_json, plan_text, summary
@@ -41,7 +40,7 @@ from tests.fuzz.choices import TEXTS, Choices, edited, mutated, scalar
 from tests.fuzz.samples import ANNOTATED, DECLARED, EVERYTHING, MACHINE, shown_to_people
 from tests.fuzz.target import Target, simple
 from tests.property.strategies import ListedTable
-from tests.unit.samples import BRIDGE, ETH0, LO, encode, space
+from tests.unit.samples import BRIDGE, ETH0, LO, encode, space, steps
 
 WHOLE_FILE = ("unreadable", "not-text", "too-large")  # of no line
 AROUND = space(LO, ETH0, BRIDGE)

@@ -38,7 +38,7 @@ from rules.nft_batch import can_write
 from rules.nft_foreseen import carried_out
 from rules.nft_script import statement
 from rules.nft_sets import Join, Leave
-from rules.nft_steps import in_turn, steps
+from rules.nft_transactions import transactions
 from rules.plan import Plan, Table, diff
 from rules.policies import collapsed
 from rules.ports import PortRange
@@ -56,6 +56,7 @@ from tests.netns.written import (
     listing,
 )
 from tests.spaces import NFTABLES, SURROUNDINGS, nft, observed, using, vm, within
+from tests.unit.samples import steps
 from tests.unit.test_policies import policy
 
 GUESTS = {Family.IP: ip_address("10.0.2.2"), Family.IP6: ip_address("fd10:0:2::2")}
@@ -335,7 +336,7 @@ def test_who_comes_or_goes_is_an_element_in_one_generation_and_touches_no_rule(
             plan = diff(netns, desired, namespace.observe())
             assert (plan.add, plan.change, plan.remove) == ((), (), ())
             assert all(isinstance(step, Join | Leave) for step in steps(plan))
-            assert len(in_turn(plan)) == 1
+            assert len(transactions(plan)) == 1
             namespace.commit(plan)
             assert_as_foreseen(netns, namespace)
         assert generation(netns) == before + 1

@@ -28,7 +28,6 @@ from rules.model import (
     Share,
 )
 from rules.nft_batch import can_write
-from rules.nft_steps import steps
 from rules.plan import Plan, Table, diff
 from rules.ports import PortRange
 from rules.publish import Publishing, desire_node
@@ -44,6 +43,7 @@ from tests.netns.written import (
     entered,
 )
 from tests.spaces import NFTABLES, nft, observed, using, within
+from tests.unit.samples import steps
 from tests.unit.test_publish import face, node
 
 VIPS = {Family.IP: "203.0.113.7", Family.IP6: "2001:db8:9::7"}

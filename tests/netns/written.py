@@ -14,7 +14,8 @@ from rules.model import Desired, Live, Rule
 from rules.nft import commands
 from rules.nft_batch import MOST_ECHOED, can_write
 from rules.nft_script import script
-from rules.nft_steps import AddLookup, AddRule, Step, in_turn
+from rules.nft_steps import AddLookup, AddRule, Step
+from rules.nft_transactions import transactions
 from rules.plan import diff
 from rules.shapes import lives
 from tests.spaces import NFTABLES, kernel, nft, observed, within
@@ -60,7 +61,7 @@ def by_bytes(netns: str, desired: Desired) -> None:
     with entered(netns) as namespace:
         plan = diff(netns, desired, namespace.observe())
         namespace.commit(plan)
-        if all(map(_is_told, in_turn(plan))):
+        if all(map(_is_told, transactions(plan))):
             assert_as_foreseen(netns, namespace)
         else:
             assert namespace.known is None
@@ -74,7 +75,7 @@ def _is_told(part: Sequence[Step]) -> bool:
 
 def by_commands(netns: str, desired: Desired) -> None:
     """As libnftables is told it."""
-    for part in in_turn(diff(netns, desired, observed(netns))):
+    for part in transactions(diff(netns, desired, observed(netns))):
         within(netns, "nft", "-j", "-f", "-", stdin=json.dumps({"nftables": commands(part)}))
 
 

@@ -247,8 +247,15 @@ class ListedTable:
                 self._add(kind, value)
                 first = next(i for i, entry in enumerate(self.entries) if "rule" in entry)
                 self.entries.insert(first, self.entries.pop())
+            elif verb == "flush":
+                self._flush(value["name"])
             else:
                 self._delete(kind, value)
+
+    def _flush(self, chain: str) -> None:
+        assert chain in [one["name"] for one in self.of("chain")]
+        ours = [one for one in self.of("rule") if one["chain"] == chain]
+        self.entries = [entry for entry in self.entries if entry.get("rule") not in ours]
 
     def _add(self, kind: str, value: dict[str, Any]) -> None:
         if kind == "element":
@@ -300,6 +307,10 @@ class ListedTable:
             for key in value["elem"]:
                 (found,) = (one for one in elements if key in (one, _key(one)))
                 elements.remove(found)
+        elif kind == "chain":
+            self._flush(value["name"])  # as the kernel does
+            (gone,) = (one for one in self.of(kind) if one["name"] == value["name"])
+            self.entries.remove({kind: gone})
         elif kind in ("map", "set"):
             assert not any(value["name"] in looked_into(rule) for rule in self.of("rule"))
             (gone,) = (one for one in self.of(kind) if one["name"] == value["name"])

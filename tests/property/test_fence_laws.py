@@ -39,8 +39,7 @@ from rules.nft_batch import batch, can_write
 from rules.nft_foreseen import carried_out
 from rules.nft_script import script
 from rules.nft_sets import Join, Leave
-from rules.nft_steps import in_turn
-from rules.nft_steps import steps as steps_of
+from rules.nft_transactions import transactions
 from rules.plan import Plan, Table, diff
 from rules.policies import Direction, NetworkPolicy, collapsed
 from rules.ports import PortRange
@@ -70,6 +69,7 @@ from tests.property.test_policy_laws import (
     worlds,
 )
 from tests.unit.samples import GUESTS, POD, encode
+from tests.unit.samples import steps as steps_of
 
 GUEST = {Family.of(one.address): one.address for one in GUESTS}
 OURS = Masquerade(name="default", entry=None, guests=GUESTS, claims=())
@@ -304,7 +304,7 @@ def test_who_comes_or_goes_changes_sets_and_no_rule(
         plan = diff("vm", two, seen(written(one)))
         assert (plan.add, plan.change, plan.remove, plan.table) == ((), (), (), Table.KEEP)
         assert all(isinstance(step, Join | Leave) for step in steps_of(plan))
-        assert len(in_turn(plan)) == (before.sets != after.sets)
+        assert len(transactions(plan)) == (before.sets != after.sets)
 
 
 def held(members: Iterable[Any]) -> set[str]:
@@ -568,7 +568,7 @@ def test_the_commands_lead_from_any_table_to_any_other(
         HARM[harm](table)
     found = seen(table)
     plan = diff("vm", after, found)
-    parts = [steps_of(plan)] if at_once else in_turn(plan)
+    parts = [steps_of(plan)] if at_once else transactions(plan)
     for part in parts:
         table.run(commands(part))
         assert can_write(part)
@@ -590,7 +590,7 @@ def test_what_is_foreseen_is_what_is_found(wishes: list[Desired]) -> None:
         found = seen(table)
         was = {rule["handle"] for rule in table.of("rule")}
         plan = diff("vm", desired, found)
-        steps = [step for part in in_turn(plan) for step in part]
+        steps = [step for part in transactions(plan) for step in part]
         table.run(commands(steps))
         made = sorted({rule["handle"] for rule in table.of("rule")} - was)
         predicted, now = carried_out(steps, found, made), seen(table)

@@ -36,7 +36,6 @@ from rules.nft_batch import batch
 from rules.nft_foreseen import are_elements, carried_out, is_for
 from rules.nft_listing import decode
 from rules.nft_script import script
-from rules.nft_steps import steps as steps_of
 from rules.places import LOOPBACK
 from rules.plan import Plan, Table, diff
 from rules.ports import ALL_PORTS, HIGHEST, LOWEST, PortRange, coalesce, subtract
@@ -68,6 +67,7 @@ from tests.property.strategies import (
     surroundings,
 )
 from tests.unit.samples import POD, encode, trace
+from tests.unit.samples import steps as steps_of
 
 # ---------------------------------------------------------------------------------------- ports
 

@@ -33,7 +33,7 @@ from rules.model import (
 from rules.nft_batch import batch, can_write
 from rules.nft_foreseen import carried_out, has_copies, is_for
 from rules.nft_script import script
-from rules.nft_steps import AddLookup, AddRule, steps
+from rules.nft_steps import AddLookup, AddRule
 from rules.node_ports import Allocations, Bands, Holder
 from rules.occupied import Listener, Occupied, Translation
 from rules.plan import Table, diff
@@ -46,7 +46,7 @@ from rules.shapes import FEW, MANY, lookup_of, weight
 from rules.trace import Packet, traced
 from rules.values import replace
 from tests.property.strategies import ListedTable
-from tests.unit.samples import LO, POD, encode, link, space, trace
+from tests.unit.samples import LO, POD, encode, link, space, steps, trace
 
 # ------------------------------------------------------------------------------------- strategies
 

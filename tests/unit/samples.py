@@ -19,7 +19,8 @@ from rules.model import (
     Surroundings,
 )
 from rules.nft import Json, commands
-from rules.nft_steps import steps
+from rules.nft_steps import Step
+from rules.nft_transactions import transactions
 from rules.plan import Plan
 from rules.ports import PortRange
 from rules.problems import Problem
@@ -159,5 +160,10 @@ def trace(rules: Iterable[Rule], chain: Chain, packet: Packet) -> Rule | None:
 
 
 def encode(plan: Plan) -> list[Json]:
-    """A plan as the commands of one transaction; empty where the rules need nothing done."""
+    """A plan as the commands of all its transactions; empty where the rules need nothing done."""
     return commands(steps(plan))
+
+
+def steps(plan: Plan) -> list[Step]:
+    """Those of all its transactions."""
+    return [step for found in transactions(plan) for step in found]

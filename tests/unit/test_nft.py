@@ -23,8 +23,8 @@ from rules.model import (
 from rules.nft import commands
 from rules.nft_listing import decode
 from rules.nft_script import script, statement
-from rules.nft_steps import in_turn
 from rules.nft_terms import detour_json
+from rules.nft_transactions import transactions
 from rules.plan import Plan, Table, diff
 from rules.values import replace
 from tests.unit.samples import OWNER, answerable, egress, encode, forward, from_inside
@@ -666,7 +666,7 @@ def test_a_map_is_filled_before_its_rule_takes_the_place_of_others() -> None:
     """Some kernels show packets what is in a new map only after they use its rule."""
     observed = replace(LIVE, live=tuple(Live(rule, 7) for rule in CROWD[:7]), mapped={})
     plan = diff("blue", want(*CROWD[:8]), observed)
-    first, second = map(commands, in_turn(plan))
+    first, second = map(commands, transactions(plan))
     assert [gist(command) for command in first] == [f"add map {NAME}", f"add element {NAME}"]
     assert [gist(command) for command in second] == [
         "delete rule 9",
@@ -690,11 +690,11 @@ def test_a_map_is_filled_before_its_rule_takes_the_place_of_others() -> None:
 )
 def test_everything_else_is_one_transaction(wanted: list[Rule], found: Observed) -> None:
     plan = diff("blue", want(*wanted), found)
-    assert [commands(part) for part in in_turn(plan)] == [encode(plan)]
+    assert [commands(part) for part in transactions(plan)] == [encode(plan)]
 
 
 def test_nothing_to_do_is_not_even_one_transaction() -> None:
-    assert in_turn(diff("blue", want(*CROWD), mapped(*CROWD))) == []
+    assert transactions(diff("blue", want(*CROWD), mapped(*CROWD))) == []
 
 
 def test_elements_that_become_rules_go_with_their_map() -> None:
@@ -879,7 +879,7 @@ def test_an_orphan_of_the_same_name_goes_before_the_map_is_filled() -> None:
     orphan = Foreign("", 0, f"map {NAME}", "map", NAME)
     rules = tuple(Live(rule, 100 + i) for i, rule in enumerate(CROWD[:7]))
     observed = replace(LIVE, live=rules, foreign=(orphan,), mapped={})
-    first, second = map(commands, in_turn(diff("blue", want(*CROWD[:8]), observed)))
+    first, second = map(commands, transactions(diff("blue", want(*CROWD[:8]), observed)))
     assert [gist(command) for command in first] == [
         f"delete map {NAME}",
         f"add map {NAME}",

@@ -28,10 +28,10 @@ from rules.nft_batch import (
     can_write,
 )
 from rules.nft_foreseen import carried_out
-from rules.nft_steps import AddRule, Fill, steps
+from rules.nft_steps import AddRule, Fill
 from rules.plan import diff
 from rules.values import replace
-from tests.unit.samples import answerable, egress, forward, from_inside
+from tests.unit.samples import answerable, egress, forward, from_inside, steps
 
 META = {6: "iifname", 7: "oifname", 15: "nfproto", 16: "l4proto"}
 HEADERS = {1: "network", 2: "transport"}

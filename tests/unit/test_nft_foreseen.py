@@ -21,11 +21,10 @@ from rules.nft_batch import (
     batch,
 )
 from rules.nft_foreseen import are_elements, carried_out, is_for
-from rules.nft_steps import steps
 from rules.plan import Plan, diff
 from rules.shapes import Lives
 from rules.values import replace
-from tests.unit.samples import egress, forward, from_inside
+from tests.unit.samples import egress, forward, from_inside, steps
 
 ENTERING = Lookup(Chain.PREROUTING, Family.IP, Protocol.TCP, "eth0", None)
 ENTERING_6 = replace(ENTERING, family=Family.IP6)

@@ -41,9 +41,11 @@ from rules.nft_sets import (
     messages,
     named,
 )
-from rules.nft_steps import AddRule, DropRule, DropStray, MakeChain, in_turn, steps
+from rules.nft_steps import AddRule, DropRule, DropStray, MakeChain
+from rules.nft_transactions import transactions
 from rules.plan import diff
 from rules.values import replace
+from tests.unit.samples import steps
 from tests.unit.test_nft import CHAINS, COUNTER, TABLE, Json, field, listed
 from tests.unit.test_plan import (
     FENCE,
@@ -108,7 +110,7 @@ def test_strangers_go_first_and_what_is_not_named_any_more_last() -> None:
 
 def test_a_new_set_is_filled_before_a_rule_looks_into_it() -> None:
     desired = fenced(*FENCE, aa=some("10.1.0.1"))
-    parts = in_turn(diff("blue", desired, held(RESUMING, GUARD)))
+    parts = transactions(diff("blue", desired, held(RESUMING, GUARD)))
     assert parts == [
         [MakeSet(WEB), Join(WEB, some("10.1.0.1"))],
         [AddRule(GATE, first=False, behind=1)],
@@ -117,8 +119,8 @@ def test_a_new_set_is_filled_before_a_rule_looks_into_it() -> None:
 
 def test_in_a_first_table_and_for_elements_alone_once_is_enough() -> None:
     desired = fenced(*FENCE, aa=some("10.1.0.1"))
-    assert len(in_turn(diff("blue", desired, Observed(mapped={})))) == 1
-    (part,) = in_turn(diff("blue", desired, holding(*FENCE, aa=some("10.1.0.9"))))
+    assert len(transactions(diff("blue", desired, Observed(mapped={})))) == 1
+    (part,) = transactions(diff("blue", desired, holding(*FENCE, aa=some("10.1.0.9"))))
     assert part == [Leave(WEB, some("10.1.0.9")), Join(WEB, some("10.1.0.1"))]
 
 
