@@ -330,13 +330,16 @@ class Keeper:
     # ------------------------------------------------------------------------ what it does
 
     def work(self, beat: Callable[[], None], stopping: Callable[[], bool]) -> bool:
-        """Look at what is due; whether anything was. The node comes after what it leads to, and
-        those to be cleared last: another name of the same namespace may be wanted."""
+        """Look at what is due; whether anything was. Services lead away from what is about to go
+        before it does, and to what is new when it is there. What is to be cleared is last: another
+        name of the same namespace may be wanted."""
         now, self._looked = self._clock(), False
         self._collect(now)
         if self._unfenced and self._fences.due(now):
             self._fence()
         self._refence |= self._read_node()
+        if not stopping():
+            self._withdraw(now, beat)
         for _ in range(ROUNDS):
             for kept in self._due(now):
                 if not kept.leaving and kept.netns != NODE and not stopping():
@@ -386,6 +389,23 @@ class Keeper:
         due = [one for one in self._kept.values() if one.work is None and one.due <= now]
         return sorted(due, key=lambda kept: (kept.netns != NODE, kept.netns))
 
+    def _withdraw(self, now: float, beat: Callable[[], None]) -> None:
+        """Look at the node where its Services lead to what is about to go."""
+        node = self._kept.get(NODE)
+        if node is None or self._publisher is None or not self._reselect:
+            return
+        if node.leaving or node.desired is None or node.work is not None or self._unselected:
+            return
+        try:
+            less = self._publisher.withdraw(*self._selected_from())
+        except Exception:  # it is met again, and reported, when Services are looked at
+            return
+        if less:
+            node.look = node.urgent = True
+            node.proven = None
+            if node.due <= now:
+                self._look(node, beat)
+
     def _publish(self, now: float, beat: Callable[[], None]) -> None:
         """Look at the node, whose Services lead to what was found in all others."""
         node = self._kept.get(NODE)
@@ -407,10 +427,14 @@ class Keeper:
 
     def _select(self, publisher: Publisher) -> bool:
         """Whether something else is behind Services than before."""
+        return publisher.select(*self._selected_from())
+
+    def _selected_from(self) -> tuple[tuple[Machine, ...], dict[str, Surroundings], set[str]]:
+        """The machines, what their namespaces are like, and those of which that is not known."""
         others = [kept for kept in self._kept.values() if not kept.leaving]
         links = self._links()
         unknown = {one.netns for one in others if one.work or one.standing.state in UNKNOWN}
-        return publisher.select(self._machines, links, unknown - links.keys())
+        return self._machines, links, unknown - links.keys()
 
     def _look(self, kept: Kept, beat: Callable[[], None]) -> None:
         """Begin a look, and wait for it for a moment. Only the node is waited for until it is done:

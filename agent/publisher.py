@@ -37,7 +37,7 @@ from rules.publish import (
     faces,
     reservation,
 )
-from rules.selection import Selection, select
+from rules.selection import Selection, remaining, select
 from rules.service_conflicts import newcomers, refuse
 from rules.services import Endpoint, Publication, Service
 from rules.shapes import lives
@@ -293,12 +293,34 @@ class Publisher:
         to be told otherwise."""
         before, told = self._selection, self._told
         self._told = self._unknown, self._away, self._unread
-        if self._endpoints is None:
-            self._selection = select(self._services, machines, surroundings, unknown)
-        else:
-            listed = [_listed(service, self._endpoints) for service in self._services]
-            self._selection = Selection(publications=tuple(listed))
+        self._selection = self._found(machines, surroundings, unknown)
         return (self._selection, self._told) != (before, told)
+
+    def withdraw(
+        self,
+        machines: Iterable[Machine],
+        surroundings: Mapping[str, Surroundings],
+        unknown: Collection[str],
+    ) -> bool:
+        """Leave out the endpoints that are about to go, as long as others are left, and return
+        whether there are any: what leads to them goes before they do."""
+        before = self._selection
+        if before is None or self._unknown:
+            return False
+        found = self._found(machines, surroundings, unknown)
+        self._selection = remaining(before, found)
+        return self._selection != before
+
+    def _found(
+        self,
+        machines: Iterable[Machine],
+        surroundings: Mapping[str, Surroundings],
+        unknown: Collection[str],
+    ) -> Selection:
+        if self._endpoints is None:
+            return select(self._services, machines, surroundings, unknown)
+        listed = [_listed(service, self._endpoints) for service in self._services]
+        return Selection(publications=tuple(listed))
 
     def wish(
         self, namespace: "Namespace", _: Surroundings, *, unclaimed_stay: bool = False

@@ -251,7 +251,7 @@ def single_transaction() -> Iterator[None]:
 
     def merged(plan: Plan) -> list[list[Step]]:
         steps = chain(*transactions(plan))
-        found = [step for step in steps if not isinstance(step, BridgeStep)]
+        found: list[Step] = [step for step in steps if not isinstance(step, BridgeStep)]
         return [found] if found else []
 
     with mock.patch.object(kernel_nftables, "transactions", merged):

@@ -80,7 +80,7 @@ def carried_out(  # noqa: PLR0912 - a case for each step
             case AddLookup(lookup):
                 mapped[lookup] = next(given)
             case AddBridge():
-                next(given)  # it goes with its chain
+                next(given, 0)  # it goes with its chain
             case MakeTable():
                 observed = replace(observed, table=True)
             case _:  # what it does is told by other steps, or by nft_sets

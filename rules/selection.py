@@ -11,7 +11,7 @@ from rules.places import entry_link, global_addresses
 from rules.ports import PortRange, coalesce, subtract
 from rules.problems import shown
 from rules.services import Endpoint, Publication, Service, ServicePort, ServiceType
-from rules.values import Value
+from rules.values import Value, replace
 
 MOST_NAMED = 5  # machines, or ports of them, in one note
 
@@ -58,6 +58,27 @@ def select(
         publications.append(_publication(service, crowd))
         notes += [f"{service}: {note}" for note in _notes(service, crowd)]
     return Selection(publications=tuple(publications), notes=tuple(notes))
+
+
+def remaining(before: Selection, after: Selection) -> Selection:
+    """The first, without the endpoints that the second has not; where none would be left, or it is
+    not known what there will be, all stay."""
+    known = {one.service: one for one in after.publications if not one.pending}
+    return replace(
+        before,
+        publications=tuple(
+            replace(
+                old, endpoints=tuple(map(_staying, old.endpoints, known[old.service].endpoints))
+            )
+            if old.service in known
+            else old
+            for old in before.publications
+        ),
+    )
+
+
+def _staying(old: tuple[Endpoint, ...], new: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+    return tuple(one for one in old if one in new) or old
 
 
 def _why_unpublished(service: Service) -> str:

@@ -16,10 +16,10 @@ from agent.config import Config
 from agent.console import Console
 from agent.errors import Failure, TryAgain
 from agent.kernel.kinds import Kernel
-from agent.reconcile import converge
+from agent.reconcile import Intent, converge
 from agent.sources.files import load
 from rules.manifests import MOST_ENTRIES
-from rules.model import Desired
+from rules.model import NODE, Desired
 
 
 def apply(  # noqa: PLR0913 - the options of the command
@@ -45,7 +45,7 @@ def apply(  # noqa: PLR0913 - the options of the command
     if due and not confirm("Apply this plan?"):
         raise Failure("nothing was applied", "Answer y, or give --yes")
     applied: dict[str, Desired] = {}
-    for intent in due:
+    for intent in sorted(due, key=_turn):
         name = intent.plan.netns
         try:
             with kernel.opened(name) as namespace:
@@ -61,3 +61,10 @@ def apply(  # noqa: PLR0913 - the options of the command
             TryAgain("some of it is pending", "Apply again when what it waits for is there")
         )
     return failed(console, failures)
+
+
+def _turn(intent: Intent) -> int:
+    """Services lead to what is there, and not to what is about to go."""
+    if intent.plan.netns == NODE:
+        return 1
+    return 2 if intent.plan.remove and not intent.plan.add else 0

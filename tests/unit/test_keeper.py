@@ -31,7 +31,7 @@ from agent.sources.store import Store
 from agent.status import Standing, State, Status
 from agent.workqueue import Inline, Work
 from rules.fences import Laws, fenced
-from rules.model import NODE, POLICED, Foreign, Machine, Observed, Rule, Surroundings
+from rules.model import NODE, POLICED, Chain, Foreign, Machine, Observed, Rule, Surroundings
 from rules.node_ports import Bands
 from rules.plan import Plan
 from rules.ports import PortRange
@@ -40,6 +40,7 @@ from rules.services import Pod
 from rules.values import replace
 from tests.unit.samples import BRIDGE, LO, POD, forward, link, machine, space
 from tests.unit.test_policies import policy
+from tests.unit.test_publish import service
 
 STRANGER = Foreign("prerouting", 0, "accept")
 NFT = ("nft", 4711)
@@ -808,6 +809,45 @@ def test_a_bug_met_in_services_leaves_the_node_as_it_is_and_is_tried_again(tmp_p
     house.publisher.want(Meaning())
     house.want(vm())
     assert not house[NODE].held.table
+
+
+def test_services_lead_away_from_a_port_before_it_is_closed(tmp_path: Path) -> None:
+    house = House(NODE, "blue", "red", store=Store(str(tmp_path), print))
+    assert house.publisher
+    web = service("web tcp 80@30080", selector=(("app", "web"),))
+    house.publisher.want(Meaning(services=(web,)))
+
+    def endpoint(netns: str, *claims: str, at: str) -> Machine:
+        return replace(
+            vm(*claims, netns=netns),
+            namespace="shop",
+            labels=(("app", "web"),),
+            addresses=(ip_address(at),),
+        )
+
+    blue, red = endpoint("blue", "tcp 80", at="10.9.0.1"), endpoint("red", "tcp 80", at="10.9.0.2")
+    other = replace(vm("tcp 22", name="other"), namespace="shop")
+    house.want(other, blue, red)
+    assert targets(house) == {"10.9.0.1", "10.9.0.2"}
+    closed: list[set[str]] = []
+    shut = house["blue"].commit
+
+    def closing(plan: Plan) -> None:
+        closed.append(targets(house))
+        shut(plan)
+
+    house["blue"].commit = closing  # type: ignore[method-assign]
+    house.want(other, red)
+    assert closed == [{"10.9.0.2"}]
+    house.want(other, blue, red)
+    assert closed == [{"10.9.0.2"}] * 2, "a Service led to a port that was not open yet"
+    assert targets(house) == {"10.9.0.1", "10.9.0.2"}
+
+
+def targets(house: House) -> set[str]:
+    """Where Services lead."""
+    rules = (live.rule for live in house[NODE].held.live)
+    return {str(rule.to) for rule in rules if rule.chain is Chain.PREROUTING}
 
 
 def test_since_when_it_stands_so_is_told() -> None:

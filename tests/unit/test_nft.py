@@ -218,13 +218,18 @@ def test_a_change_deletes_by_handle_before_it_adds() -> None:
 def test_a_table_made_anew_holds_the_unchanged_rules_again() -> None:
     plan = diff("blue", want(forward(), egress()), replace(LIVE, unsound="flags"))
     assert encode(plan)[:2] == [DELETE_TABLE, ADD_TABLE]
-    assert [gist(command) for command in encode(plan)[2:]] == [
+    made, after = ([gist(one) for one in commands(part)] for part in transactions(plan))
+    bridges = "bridge-behind-prerouting", "bridge-behind-postrouting"
+    assert made[2:] == [
         "add chain prerouting",
         "add chain postrouting",
+        *(f"add chain {bridge}" for bridge in bridges),
+        *(f"add rule {bridge}" for bridge in bridges),
         "add rule prerouting",
         "add rule postrouting",
     ]
-    assert script(plan).startswith("delete table inet portranger\nadd table inet portranger\n")
+    assert after == [f"delete chain {bridge}" for bridge in bridges]
+    assert "\ndelete table inet portranger\nadd table inet portranger\n" in script(plan)
     assert "handle" not in script(plan)
 
 
@@ -647,18 +652,18 @@ def test_a_lookup_from_inside_is_by_its_destination() -> None:
     assert "add element inet portranger output-ip-udp-127.0.0.1 { 1 comment" in lines[-2]
 
 
-def test_rules_that_become_elements_go_in_the_same_transaction() -> None:
+def test_rules_that_become_elements_go_when_their_map_is_filled() -> None:
     rules = CROWD[:7]
     observed = replace(LIVE, foreign=(), mapped={})
     observed = replace(observed, live=tuple(Live(rule, 100 + i) for i, rule in enumerate(rules)))
     plan = diff("blue", want(*CROWD[:8]), observed)
     assert [gist(command) for command in encode(plan)] == [
-        *(f"delete rule {100 + i}" for i in range(7)),
         f"add map {NAME}",
         f"add element {NAME}",
+        *(f"delete rule {100 + i}" for i in range(7)),
         "add rule prerouting",
     ]
-    elements: Any = encode(plan)[-2]["add"]
+    elements: Any = encode(plan)[1]["add"]
     assert len(elements["element"]["elem"]) == 8
 
 
@@ -680,10 +685,8 @@ def test_a_map_is_filled_before_its_rule_takes_the_place_of_others() -> None:
     ("wanted", "found"),
     [
         pytest.param(CROWD, Observed(mapped={}), id="in a new table"),
-        pytest.param(CROWD, replace(LIVE, unsound="flags", mapped={}), id="in one made anew"),
         pytest.param(CROWD, replace(LIVE, mapped={}), id="where no range of the map was served"),
         pytest.param(CROWD[1:], mapped(*CROWD), id="where elements change"),
-        pytest.param(CROWD[:4], mapped(*CROWD), id="where elements become rules"),
         pytest.param([], mapped(*CROWD), id="where all goes"),
         pytest.param(CROWD[:3], LIVE, id="where there is no map"),
     ],
@@ -697,22 +700,29 @@ def test_nothing_to_do_is_not_even_one_transaction() -> None:
     assert transactions(diff("blue", want(*CROWD), mapped(*CROWD))) == []
 
 
-def test_elements_that_become_rules_go_with_their_map() -> None:
+def test_elements_that_become_rules_go_with_their_map_after_those_are_there() -> None:
     plan = diff("blue", want(*CROWD[:4]), mapped(*CROWD[:5]))
-    assert [gist(command) for command in encode(plan)] == [
+    first, second = map(commands, transactions(plan))
+    assert [gist(command) for command in first] == [
         "delete rule 30",
-        f"delete map {NAME}",
         *["add rule prerouting"] * 4,
     ]
-    assert script(plan).splitlines()[:2] == [
+    assert [gist(command) for command in second] == [f"delete map {NAME}"]
+    lines = script(plan).splitlines()
+    assert lines[2:4] == [
+        "# transaction 1 of 2",
         "delete rule inet portranger prerouting handle 30",
-        f"delete map inet portranger {NAME}",
     ]
+    assert lines[-2:] == ["# transaction 2 of 2", f"delete map inet portranger {NAME}"]
 
 
-def test_a_change_of_elements_deletes_by_port_before_it_adds() -> None:
+def test_a_change_of_elements_deletes_by_port_before_it_adds_while_a_rule_serves_them() -> None:
     plan = diff("blue", want(*CROWD[1:], forward("tcp 1000-1008")), mapped(*CROWD))
-    assert encode(plan) == [
+    before, change, after = map(commands, transactions(plan))
+    bridge = "bridge-before-prerouting"
+    assert [gist(command) for command in before] == [f"add chain {bridge}", f"add rule {bridge}"]
+    assert [gist(command) for command in after] == [f"delete chain {bridge}"]
+    assert change == [
         {
             "delete": {
                 "element": {
@@ -739,26 +749,45 @@ def test_a_change_of_elements_deletes_by_port_before_it_adds() -> None:
             }
         },
     ]
-    assert script(plan) == (
-        f"delete element inet portranger {NAME} {{ 1000-1007 }}\n"
-        f'add element inet portranger {NAME} {{ 1000-1008 comment "{OWNER}" : 10.0.2.2 }}\n'
-    )
+    hooked = "type nat hook prerouting priority -102"
+    assert script(plan).splitlines()[2:] == [
+        "# transaction 1 of 3",
+        f"add chain inet portranger {bridge} {{ {hooked}; policy accept; }}",
+        f"add rule inet portranger {bridge} {statement(forward('tcp 1000-1008'))}",
+        "# transaction 2 of 3",
+        f"delete element inet portranger {NAME} {{ 1000-1007 }}",
+        f'add element inet portranger {NAME} {{ 1000-1008 comment "{OWNER}" : 10.0.2.2 }}',
+        "# transaction 3 of 3",
+        f"delete chain inet portranger {bridge}",
+    ]
 
 
-def test_a_table_made_anew_gets_its_maps_and_rules_in_one_transaction() -> None:
+def test_a_table_made_anew_is_plain_rules_until_its_maps_are_filled() -> None:
     observed = replace(mapped(*CROWD, rules=(egress(),)), unsound="flags", mapped={})
     plan = diff("blue", want(*CROWD, egress()), replace(observed, chains=frozenset()))
     assert plan.table is Table.REMAKE
-    assert [gist(command) for command in encode(plan)] == [
+    parts = transactions(plan)
+    before, made, ours, after = ([gist(one) for one in commands(part)] for part in parts)
+    serving = "bridge-before-prerouting"
+    assert before == [
+        f"add chain {serving}",
+        f"flush chain {serving}",
+        *[f"add rule {serving}"] * len(CROWD),
+    ]
+    bridges = "bridge-behind-prerouting", "bridge-behind-postrouting"
+    assert made == [
         "delete table portranger",
         "add table portranger",
         "add chain prerouting",
         "add chain postrouting",
         f"add map {NAME}",
         f"add element {NAME}",
-        "add rule postrouting",
-        "add rule prerouting",
+        *(f"add chain {bridge}" for bridge in bridges),
+        f"add rule {bridges[1]}",
+        *[f"add rule {bridges[0]}"] * len(CROWD),
     ]
+    assert ours == ["add rule postrouting", "add rule prerouting"]
+    assert after == [f"delete chain {bridge}" for bridge in bridges]
 
 
 def test_elements_come_back_from_the_listing_with_their_counters() -> None:

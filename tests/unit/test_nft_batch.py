@@ -12,6 +12,7 @@ from agent.kernel.netlink import attributes
 from rules.model import Chain, Desired, Foreign, Live, Observed, Rule
 from rules.nft_batch import (
     ACK,
+    DELCHAIN,
     DELRULE,
     DELSET,
     DELSETELEM,
@@ -187,7 +188,8 @@ def test_what_goes_is_named_by_its_handle_name_or_ports() -> None:
 
 def test_a_table_goes_and_is_made_anew() -> None:
     anew = list(messages(written(egress(), observed=held(unsound="flags"))))
-    assert [kind for kind, _, _ in anew] == [DELTABLE, NEWTABLE, NEWCHAIN, NEWRULE]
+    made = [DELTABLE, NEWTABLE, NEWCHAIN, NEWCHAIN, NEWRULE, NEWRULE]
+    assert [kind for kind, _, _ in anew] == [*made, DELCHAIN]
     gone = list(messages(written(observed=held(Live(egress(), 5)))))
     assert [kind for kind, _, _ in gone] == [DELTABLE]
 

@@ -117,9 +117,15 @@ def test_a_new_set_is_filled_before_a_rule_looks_into_it() -> None:
     ]
 
 
-def test_in_a_first_table_and_for_elements_alone_once_is_enough() -> None:
+def test_in_a_first_table_sets_are_filled_before_anything_is_guarded() -> None:
     desired = fenced(*FENCE, aa=some("10.1.0.1"))
-    assert len(transactions(diff("blue", desired, Observed(mapped={})))) == 1
+    first, then = transactions(diff("blue", desired, Observed(mapped={})))
+    assert first[-1] == Join(WEB, some("10.1.0.1"))
+    assert [*map(type, then)] == [AddRule] * 3
+
+
+def test_for_elements_alone_once_is_enough() -> None:
+    desired = fenced(*FENCE, aa=some("10.1.0.1"))
     (part,) = transactions(diff("blue", desired, holding(*FENCE, aa=some("10.1.0.9"))))
     assert part == [Leave(WEB, some("10.1.0.9")), Join(WEB, some("10.1.0.1"))]
 
@@ -251,11 +257,13 @@ def test_a_rule_reads(rule: Rule, said: str) -> None:
 
 def test_a_script_makes_the_chain_the_sets_and_the_rules() -> None:
     text = script(diff("blue", fenced(*FENCE, aa=some("10.1.0.1")), Observed(mapped={})))
-    assert [row.split(" {")[0].split(" comment")[0] for row in text.splitlines()] == [
+    assert [row.split(" {")[0].split(" comment")[0] for row in text.splitlines()[2:]] == [
+        "# transaction 1 of 2",
         "create table inet portranger",
         "add chain inet portranger forward",
         f"add set inet portranger {NAME}",
         f"add element inet portranger {NAME}",
+        "# transaction 2 of 2",
         f"add rule inet portranger forward {statement(RESUMING).partition(' comment')[0]}",
         f"add rule inet portranger forward {statement(GATE).partition(' comment')[0]}",
         f"add rule inet portranger forward {statement(GUARD).partition(' comment')[0]}",
@@ -520,8 +528,9 @@ def test_no_verdict_of_a_filter_is_ours_elsewhere() -> None:
 
 
 def test_without_any_filter_there_is_no_set() -> None:
-    found = steps(diff("blue", want(), holding(*FENCE, aa=some("10.1.0.1"))))
-    assert len(found) == 1  # the table goes, and all sets with it
+    first, then = transactions(diff("blue", want(), holding(*FENCE, aa=some("10.1.0.1"))))
+    assert [*map(type, first)] == [DropRule] * 3  # what asks the sets
+    assert len(then) == 1  # the table goes, and all sets with it
     assert carried_out([], {}) == {}
     assert steps(diff("blue", Desired(), Observed(mapped={}))) == []
 
