@@ -14,7 +14,7 @@ from rules.model import Desired, Live, Rule
 from rules.nft import commands
 from rules.nft_batch import MOST_ECHOED, can_write
 from rules.nft_script import script
-from rules.nft_steps import AddLookup, AddRule, Step
+from rules.nft_steps import AddBridge, AddLookup, AddRule, Step
 from rules.nft_transactions import transactions
 from rules.plan import diff
 from rules.shapes import lives
@@ -69,7 +69,7 @@ def by_bytes(netns: str, desired: Desired) -> None:
 
 def _is_told(part: Sequence[Step]) -> bool:
     """Whether handles are told: libnftables tells none, nor does the kernel of very many rules."""
-    made = sum(isinstance(step, AddRule | AddLookup) for step in part)
+    made = sum(isinstance(step, AddRule | AddLookup | AddBridge) for step in part)
     return can_write(part) and made <= MOST_ECHOED
 
 

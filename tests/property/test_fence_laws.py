@@ -68,7 +68,7 @@ from tests.property.test_policy_laws import (
     understood,
     worlds,
 )
-from tests.unit.samples import GUESTS, POD, encode
+from tests.unit.samples import GUESTS, POD, encode, script_lines
 from tests.unit.samples import steps as steps_of
 
 GUEST = {Family.of(one.address): one.address for one in GUESTS}
@@ -435,7 +435,7 @@ def test_a_script_has_one_line_for_each_command(before: Desired, after: Desired)
     """But for where rules come: a script can say behind which."""
     plan = diff("vm", after, seen(written(before)))
     verbs = [(verb, *target) for command in encode(plan) for verb, target in command.items()]  # type: ignore[misc]  # a mapping, as the encoder makes them
-    said = [tuple(line.split()[:2]) for line in script(plan).splitlines()]
+    said = [tuple(line.split()[:2]) for line in script_lines(plan)]
     for one, other in zip(verbs, said, strict=True):
         assert one[1] == other[1]
         assert one[0] == other[0] or (one, other) == (("insert", "rule"), ("add", "rule"))

@@ -66,7 +66,7 @@ from tests.property.strategies import (
     strangers,
     surroundings,
 )
-from tests.unit.samples import POD, encode, trace
+from tests.unit.samples import POD, encode, script_lines, trace
 from tests.unit.samples import steps as steps_of
 
 # ---------------------------------------------------------------------------------------- ports
@@ -517,17 +517,12 @@ def test_the_commands_lead_from_any_table_to_any_other(
         assert stay <= set(now.live)
 
 
-def commands_of(text: str) -> list[str]:
-    """Its lines, without what is said about them."""
-    return [line for line in text.splitlines() if not line.startswith("#")]
-
-
 @given(either_desired, either_desired)
 def test_a_script_has_one_line_for_each_command(before: Desired, after: Desired) -> None:
     namespace = MemoryNamespace(POD)
     settled(namespace, before)
     plan = diff("blue", after, namespace.observe())
-    lines = commands_of(script(plan))
+    lines = script_lines(plan)
     verbs = [(verb, *target) for command in encode(plan) for verb, target in command.items()]  # type: ignore[misc]  # a mapping, as the encoder makes them
     assert [tuple(line.split()[:2]) for line in lines] == verbs
 
@@ -708,7 +703,7 @@ def test_a_plan_for_many_ranges_says_what_it_does_in_every_form(
     assert plan.empty == summary([plan]).startswith("No changes.")
     assert plan.same_rules == (not encode(plan)) == (not script(plan))
     verbs = [(verb, *target) for command in encode(plan) for verb, target in command.items()]  # type: ignore[misc]  # a mapping, as the encoder makes them
-    assert [tuple(line.split()[:2]) for line in commands_of(script(plan))] == verbs
+    assert [tuple(line.split()[:2]) for line in script_lines(plan)] == verbs
     told = [*plan.remove, *(live for live, _ in plan.change), *plan.unchanged]
     assert Counter(map(str, told)) == Counter(map(str, [*found.live, *found.foreign]))
 

@@ -19,6 +19,7 @@ from rules.model import (
     Surroundings,
 )
 from rules.nft import Json, commands
+from rules.nft_script import script
 from rules.nft_steps import Step
 from rules.nft_transactions import transactions
 from rules.plan import Plan
@@ -167,3 +168,8 @@ def encode(plan: Plan) -> list[Json]:
 def steps(plan: Plan) -> list[Step]:
     """Those of all its transactions."""
     return [step for found in transactions(plan) for step in found]
+
+
+def script_lines(plan: Plan) -> list[str]:
+    """The lines of its script, without what is said about them."""
+    return [line for line in script(plan).splitlines() if not line.startswith("#")]
