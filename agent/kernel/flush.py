@@ -46,7 +46,7 @@ from agent.kernel.netlink import (
 )
 from rules.model import Address, Family
 from rules.sieve import Question, Sieve, Signs, questions_of, signs_of
-from rules.stale import Due, Forgotten
+from rules.stale import Displaced, Due, Forgotten
 from rules.values import Value
 
 LASTING = 1 << 3 | 1 << 10  # confirmed, as what is written always is, and with a fixed timeout
@@ -70,6 +70,7 @@ class Found(Value):
     key: bytes
     reply: bytes
     shuts: bool  # whether nobody has its port now
+    displaced: bool  # whether it would come to be again, while another still has its port
 
 
 class _Enough(Exception):
@@ -171,7 +172,7 @@ def delete(found: Sequence[Found]) -> int:
     if not found:
         return count
     with _netlink() as netlink:
-        for one in found:
+        for one in sorted(found, key=lambda one: one.displaced):
             count += _delete(netlink, one.key)
             if one.shuts:
                 with contextlib.suppress(OSError):  # where a kernel refuses, it is still forgotten
@@ -184,7 +185,8 @@ def _held(sieve: Sieve, header: Sequence[int], entry: Attributes) -> Found | Non
     if flow is None or not (due := sieve.holding(flow)):
         return None
     shuts = any(isinstance(one, Forgotten) and one.shuts(flow) for one in due)
-    return Found(_key(flow.family, entry), entry[CTA_TUPLE_REPLY], shuts)
+    displaced = any(isinstance(one, Displaced) for one in due)
+    return Found(_key(flow.family, entry), entry[CTA_TUPLE_REPLY], shuts, displaced)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import pytest
 
 from agent.kernel import flush, rtnetlink, sysctl
 from agent.kernel.conntrack import COUNT, CT_GET, CT_NEW, NETLINK_NETFILTER
-from agent.kernel.flush import delete, find, forget, still
+from agent.kernel.flush import Found, delete, find, forget, still
 from agent.kernel.netlink import (
     HEADER,
     NLM_F_ACK,
@@ -151,6 +151,23 @@ def test_what_is_no_longer_due_is_left_alone_although_it_was_found(asking: socke
     assert delete(still(found, due(1), {NODE})) == 500
     left = ask(asking, CT_GET, NLM_F_DUMP, bytes(4), "=BBH")
     assert {entry[1][-8:] for _, entry in left} == {attribute(3, struct.pack(">H", 30001))}
+
+
+def test_who_lost_its_port_to_another_is_forgotten_after_it(
+    asking: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else, should it send in between, it would lose the port once more."""
+    lost = Found(b"lost", b"", shuts=False, displaced=True)
+    other = Found(b"other", b"", shuts=False, displaced=False)
+    order: list[bytes] = []
+
+    def note(_: socket.socket, key: bytes) -> int:
+        order.append(key)
+        return 1
+
+    monkeypatch.setattr(flush, "_delete", note)
+    assert delete([lost, other, lost]) == 3
+    assert order == [b"other", b"lost", b"lost"]
 
 
 GUESTS: list[Due] = [
