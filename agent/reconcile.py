@@ -10,6 +10,7 @@ from agent.errors import Failure, Stale, TryAgain
 from rules.desired import Made, desire, label
 from rules.flattened import flattened
 from rules.flows import TRANSLATING
+from rules.foreign_filters import flows, warnings
 from rules.model import Desired, Live, Machine, Observed, Pending, Surroundings
 from rules.plan import Plan, diff
 from rules.render import changes, plan_text
@@ -78,8 +79,12 @@ def intend(netns: str, wish: Wish, namespace: "Namespace") -> Intent:
 
 
 def _wished(wish: Wish, namespace: "Namespace", surroundings: Surroundings) -> Desired:
-    """What the namespace should hold, as its tables can hold it: iptables has no sets."""
+    """What the namespace should hold, as its tables can hold it: iptables has no sets. With a note
+    of each filter of others that may drop what is forwarded."""
     desired = wish(namespace, surroundings)
+    found = namespace.filters() if desired.rules else ()
+    told = tuple(warnings(found, flows(desired.rules, surroundings))) if found else ()
+    desired = replace(desired, notes=(*desired.notes, *told)) if told else desired
     return flattened(desired) if namespace.backend == "iptables" else desired
 
 

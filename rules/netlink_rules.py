@@ -36,6 +36,7 @@ DNAT = 1
 WORD = 4  # bytes of a register
 
 UNKNOWN: "Expression" = {"unknown": None}
+ANYTHING: "Expression" = {"match": {"left": UNKNOWN, "op": "==", "right": None}}
 NOTHING: "_Loaded" = (UNKNOWN, 4)
 PORTS: "Expression" = {"ports": None}
 DPORT: "Expression" = {"payload": {"protocol": "th", "field": "dport"}}
@@ -45,9 +46,18 @@ PAYLOADS: "Mapping[tuple[int, int, int], Expression]" = {
     (NETWORK, 9, 1): {"payload": {"protocol": "ip", "field": "protocol"}},
     (NETWORK, 6, 1): {"payload": {"protocol": "ip6", "field": "nexthdr"}},
     (NETWORK, 16, 4): {"payload": {"protocol": "ip", "field": "daddr"}},
-    (NETWORK, 24, 16): {"payload": {"protocol": "ip6", "field": "daddr"}},
+    **{
+        (NETWORK, 16, size): {"payload": {"protocol": "ip", "field": "daddr"}} for size in (1, 2, 3)
+    },
+    **{
+        (NETWORK, 24, size): {"payload": {"protocol": "ip6", "field": "daddr"}}
+        for size in range(1, 17)
+    },
 }
+CT = {0: {"ct": {"key": "state"}}, 2: {"ct": {"key": "status"}}}  # what is asked of a flow
+NAMES_OF_LINKS = {6: "iifname", 7: "oifname"}
 METAS: "Mapping[int, Expression]" = {
+    **{key: {"meta": {"key": name}} for key, name in NAMES_OF_LINKS.items()},
     NFPROTO: {"meta": {"key": "nfproto"}},
     L4PROTO: {"meta": {"key": "l4proto"}},
 }
@@ -141,14 +151,41 @@ def _payload(parts: Parts, registers: Registers, _: Sets) -> "list[Expression]":
 def _meta(parts: Parts, registers: Registers, _: Sets) -> "list[Expression]":
     if 1 in parts:
         key = METAS.get(_number(parts.get(2)), UNKNOWN)
-        registers[_place(parts[1])] = key, 1
+        registers[_place(parts[1])] = key, 16 if "name" in str(key) else 1
     return []
 
 
 def _bitwise(parts: Parts, registers: Registers, _: Sets) -> "list[Expression]":
-    """A network is compared so: which addresses those are is not of interest."""
-    registers[_place(parts.get(2))] = UNKNOWN, _number(parts.get(3))
+    """Networks are compared so, and what is one of several bits."""
+    key, _size = registers.get(_place(parts.get(1)), NOTHING)
+    mask = dict(each(parts.get(4, b""))).get(DATA_VALUE, b"")
+    whole = any(dict(each(parts.get(5, b""))).get(DATA_VALUE, b""))
+    masked = "ct" in key or "daddr" in str(key)
+    made: Expression = {"masked": key, "by": mask} if masked and not whole else UNKNOWN
+    registers[_place(parts.get(2))] = made, _number(parts.get(3))
     return []
+
+
+def _ct(parts: Parts, registers: Registers, _: Sets) -> "list[Expression]":
+    if 1 in parts:
+        registers[_place(parts[1])] = CT.get(_number(parts.get(2)), UNKNOWN), WORD
+    return []
+
+
+def _masked(key: "Expression", operator: str, value: bytes) -> "Expression":
+    of, mask = key["masked"], key["by"]
+    if "ct" in of:
+        (bits,) = struct.unpack("=I", mask)
+        return _match(of, "in", bits) if operator == "!=" and not any(value) else ANYTHING
+    length = int.from_bytes(mask, "big").bit_count()
+    size = 4 if of["payload"]["protocol"] == "ip" else 16
+    return _match(of, operator, _prefix(value, length, size))
+
+
+def _prefix(raw: bytes, length: int, size: int) -> "Expression":
+    whole = raw + bytes(size - len(raw))
+    address = IPv4Address(whole) if size == 4 else IPv6Address(whole)
+    return {"prefix": {"addr": str(address), "len": length}}
 
 
 def _loads(parts: Parts, registers: Registers, _: Sets) -> "list[Expression]":
@@ -160,12 +197,18 @@ def _loads(parts: Parts, registers: Registers, _: Sets) -> "list[Expression]":
 def _cmp(parts: Parts, registers: Registers, _: Sets) -> "list[Expression]":
     key, _size = registers.get(_place(parts.get(1)), NOTHING)
     if key is UNKNOWN:
-        return []
+        return [ANYTHING]
     operator = OPERATORS[_number(parts.get(2))]
     value = dict(each(parts.get(3, b""))).get(DATA_VALUE, b"")
+    if "masked" in key:
+        return [_masked(key, operator, value)]
     if key is not PORTS:
         return [_match(key, operator, _value(key, value))]
-    return [_match(DPORT, operator, int.from_bytes(value[2:4], "big"))] if operator == "==" else []
+    return (
+        [_match(DPORT, operator, int.from_bytes(value[2:4], "big")), ANYTHING]
+        if operator == "=="
+        else [ANYTHING]
+    )
 
 
 def _range(parts: Parts, registers: Registers, _: Sets) -> "list[Expression]":
@@ -173,8 +216,8 @@ def _range(parts: Parts, registers: Registers, _: Sets) -> "list[Expression]":
     operator = OPERATORS[_number(parts.get(2))]
     first = dict(each(parts.get(3, b""))).get(DATA_VALUE, b"")
     last = dict(each(parts.get(4, b""))).get(DATA_VALUE, b"")
-    if key is UNKNOWN or key is PORTS:
-        return []
+    if key is UNKNOWN or key is PORTS or "masked" in key:
+        return [ANYTHING]
     return [_match(key, operator, _interval(key, first, last))]
 
 
@@ -193,8 +236,8 @@ def _lookup(parts: Parts, registers: Registers, sets: Sets) -> "list[Expression]
         registers[to] = UNKNOWN, WORD
     if not elements.raw:
         return [] if inverted else [_match(DPORT, "==", {"set": []})]  # nobody is in there
-    if all(one is UNKNOWN for one in keys):
-        return []
+    if all(one is UNKNOWN for one in keys) or any("masked" in one for one in keys):
+        return [ANYTHING]
     members = [member for member, _ in _members(fields, elements)]
     return [_match(key, "!=" if inverted else "==", {"set": members})]
 
@@ -265,7 +308,15 @@ def _value(key: "Expression", raw: bytes) -> object:
     """As libnftables writes it."""
     match key:
         case {"payload": {"field": "daddr"}}:
-            return str(IPv4Address(raw) if len(raw) == 4 else IPv6Address(raw))
+            whole = 4 if key["payload"]["protocol"] == "ip" else 16
+            if len(raw) < whole:  # the first bytes of an address
+                return _prefix(raw, 8 * len(raw), whole)
+            return str(IPv4Address(raw) if whole == 4 else IPv6Address(raw))
+        case {"meta": {"key": "iifname" | "oifname"}}:
+            name = raw.rstrip(b"\0").decode(errors="replace")
+            return name if raw.endswith(b"\0") or len(raw) >= 16 else f"{name}*"
+        case {"ct": _}:
+            return int(struct.unpack("=I", raw)[0])
         case {"meta": {"key": "nfproto"}}:
             return VERSIONS.get(raw[0])
     return int.from_bytes(raw, "big")
@@ -336,9 +387,30 @@ def _xt_match(parts: Parts, _: Registers, __: Sets) -> "list[Expression]":
             return _ports_of(first, last, inverted) if flags & DESTINATION else []
         if name == "multiport" and revision == 1:
             return _multiport(info)
+        if name == "conntrack" and revision == CONNTRACK:
+            return _conntrack(info)
     except (struct.error, IndexError):
-        return []
-    return []
+        return [ANYTHING]
+    return [] if name == "comment" else [ANYTHING]
+
+
+CONNTRACK = 3  # its revision
+STATES = {2: 2, 4: 4, 8: 8}  # established, related, new: the bits that nftables has for them
+XT_DNAT, XT_STATE = 128, 1
+
+
+def _conntrack(info: bytes) -> "list[Expression]":
+    """struct xt_conntrack_mtinfo3: only what asks for states, as `--ctstate` does."""
+    flags, inverted, states = struct.unpack_from("=HHH", info, CONNTRACK_FLAGS)
+    if flags != XT_STATE or inverted:
+        return [ANYTHING]
+    if states & XT_DNAT:
+        return [_match(CT[2], "in", 32)]
+    return [_match(CT[0], "in", sum(bit for xt, bit in STATES.items() if states & xt))]
+
+
+# Behind eight addresses and masks, a time twice, the protocol and four ports.
+CONNTRACK_FLAGS = 8 * 16 + 2 * 4 + 2 + 4 * 2
 
 
 DESTINATION = 2  # in flags and inverted flags of xt_tcp, xt_udp and xt_sctp
@@ -389,7 +461,7 @@ EXPRESSIONS: "Mapping[str, Callable[[Parts, Registers, Sets], list[Expression]]]
     "limit": _nothing,
     "quota": _nothing,
     "objref": _nothing,
-    "ct": _loads,
+    "ct": _ct,
     "fib": _loads,
     "socket": _loads,
     "numgen": _loads,

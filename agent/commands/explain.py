@@ -12,6 +12,7 @@ from agent.reconcile import by_namespace
 from agent.sources.files import Snapshot, load
 from rules.desired import desire
 from rules.fences import fenced
+from rules.foreign_filters import flows, warnings
 from rules.model import NODE, Address, Desired, Protocol
 from rules.ports import HIGHEST, LOWEST
 from rules.trace import explained
@@ -58,6 +59,7 @@ def explain(  # noqa: PLR0913 - the options of the command
         lines = [*_devices(name, kernel)]
         known = sorted(rules[name].rules, key=lambda rule: rule.key)
         lines += explained(known, protocol, port, sender, rules[name].sets)
+        lines += [f"note: {one}" for one in _filtered(name, rules[name], kernel)]
         for line in lines:
             console.say(f"  {line}")
     if not rules and not failures:
@@ -79,6 +81,13 @@ def _declared(snapshot: Snapshot) -> Iterator[tuple[str, Desired]]:
 def _devices(netns: str, kernel: Kernel | None) -> Iterator[str]:
     for resource, link in (kernel.resources(netns) if kernel else {}).items():
         yield f"not ours: {resource} is the device {link}"
+
+
+def _filtered(netns: str, made: Desired, kernel: Kernel | None) -> Iterator[str]:
+    """Filters of others that may drop what is sent on."""
+    if kernel is not None:
+        with kernel.opened(netns) as namespace:
+            yield from warnings(namespace.filters(), flows(made.rules, namespace.surroundings()))
 
 
 def protocol_and_port(what: str) -> tuple[Protocol, int]:

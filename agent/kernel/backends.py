@@ -139,10 +139,11 @@ def _chosen(
 
 def legacy_is_live() -> bool:
     """Whether somebody has used the legacy NAT tables in the namespace this thread is in."""
-    return any("nat" in _words(f"/proc/thread-self/net/{name}") for name in NAMES)
+    return any("nat" in words(f"/proc/thread-self/net/{name}") for name in NAMES)
 
 
-def _words(path: str) -> list[str]:
+def words(path: str) -> list[str]:
+    """What a small file says; nothing, where it is not there."""
     try:
         return sysctl.text(path).split()
     except OSError:

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Protocol
 
+from rules.foreign_filters import Filter
 from rules.load import Tracking
 from rules.model import Address, Live, Members, Observed, Peers, Rule, Surroundings
 from rules.plan import Plan
@@ -56,6 +57,9 @@ class Namespace(Protocol):
     def surroundings(self) -> Surroundings: ...
     def node(self, endpoints: Iterable[Address], *, others: bool) -> Node:
         """What publishing depends on, where it is a node's own; others: what they translate."""
+
+    def filters(self) -> tuple[Filter, ...]:
+        """What others have at the forward hook."""
 
     def observe(self, sysctls: Iterable[str] = ()) -> Observed: ...
     def commit(self, plan: Plan) -> None: ...

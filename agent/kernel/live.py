@@ -11,6 +11,7 @@ from agent.kernel.backends import ASKED, AUTO, IPTABLES, NFTABLES, Workers, chos
 from agent.kernel.conntrack import is_idle, tracked
 from agent.kernel.deferred import AtOnce, Deferred, Flush, identity_of
 from agent.kernel.events import Events
+from agent.kernel.foreign_filters import filters
 from agent.kernel.iptables import Iptables, require
 from agent.kernel.kinds import Beat, Flushed, Generation, Glimpse, Known
 from agent.kernel.nftables import Nftables, generation_of, has_table, kubevirt_in, netlink
@@ -18,6 +19,7 @@ from agent.kernel.node import look
 from agent.kernel.pods import POD, Pods
 from agent.kernel.turns import Turns
 from rules.flows import forbidden, forgotten, unmade
+from rules.foreign_filters import Filter
 from rules.load import Tracking
 from rules.model import (
     NODE,
@@ -87,6 +89,10 @@ class LiveNamespace:
         surroundings = self.surroundings()
         with self._inside():
             return look(surroundings, endpoints, others=others)
+
+    def filters(self) -> tuple[Filter, ...]:
+        with self._inside():
+            return filters()
 
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
         with self._inside():

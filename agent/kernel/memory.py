@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from agent.errors import NoNamespace, Stale
 from agent.kernel.kinds import Beat, Flushed, Generation, Glimpse, Known
+from rules.foreign_filters import Filter
 from rules.load import Tracking
 from rules.model import Address, Foreign, Live, Members, Observed, Peers, Rule, Surroundings
 from rules.plan import Plan, Table
@@ -52,6 +53,9 @@ class MemoryNamespace:
 
     def node(self, endpoints: Iterable[Address], *, others: bool) -> Node:  # noqa: ARG002 - no others
         return Node(surroundings=self.links, routes=dict.fromkeys(endpoints, "eth0"))
+
+    def filters(self) -> tuple[Filter, ...]:
+        return ()
 
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
         settings = {name: self.settings.get(name, DEFAULTS.get(name, "0")) for name in sysctls}

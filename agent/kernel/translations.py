@@ -8,8 +8,9 @@ a clock. A table that cannot be read is named: nobody may take it for one withou
 import os
 import resource
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from typing import Any, TypeVar
 
 from agent.kernel.backends import legacy_is_live
 from agent.kernel.netlink import (
@@ -55,6 +56,8 @@ MOST_SAVED = 64 << 20  # bytes that iptables-save may write
 PROCESSOR = 10  # seconds of it that iptables-save may use; for 100,000 rules it takes one
 PATIENCE = 25.0  # seconds until it is given up whatever it does; fewer than a watchdog's
 Name = tuple[str, str]  # family and name of a table
+Expression = dict[str, Any]
+Read = TypeVar("Read")
 
 
 class Found(Value, kw_only=True):
@@ -79,13 +82,13 @@ def translations() -> Found:
     for family, name, chains in tables:
         where = printable(f"table {family} {name}", 120)
         try:
-            found += _Table((family, name), where, chains).translations()
+            found += TableReader((family, name), where, chains).translations()
         except (Unreadable, OSError) as error:
             unreadable.append(f"{where}: {_reason(error)}")
     for version in Family if legacy_is_live() else ():
         where = f"legacy table {version.value} nat"
         try:
-            found += saved(_save(version), version, where)
+            found += saved(legacy_saved(version), version, where)
         except (Unreadable, TooMany) as error:
             unreadable.append(f"{where}: {_reason(error)}")
     return Found(
@@ -119,22 +122,24 @@ def _tables() -> Iterator[tuple[str, str, dict[str, str]]]:
     kinds: dict[Name, dict[str, str]] = {}
     for header, found in chains:
         if NFTA_CHAIN_HOOK in found:
-            table = (FAMILIES.get(header[0], ""), _text(found, NFTA_CHAIN_TABLE))
-            name, kind = _text(found, NFTA_CHAIN_NAME), _text(found, NFTA_CHAIN_TYPE)
+            table = (FAMILIES.get(header[0], ""), text_of(found, NFTA_CHAIN_TABLE))
+            name, kind = text_of(found, NFTA_CHAIN_NAME), text_of(found, NFTA_CHAIN_TYPE)
             kinds.setdefault(table, {})[name] = kind
     for header, found in tables:
-        family, name = FAMILIES.get(header[0], ""), _text(found, NFTA_TABLE_NAME)
+        family, name = FAMILIES.get(header[0], ""), text_of(found, NFTA_TABLE_NAME)
         sleeps = int.from_bytes(found.get(NFTA_TABLE_FLAGS, b""), "big") & DORMANT
         bases = kinds.get((family, name), {})
         if not sleeps and (family, name) != ("inet", NAME) and "nat" in bases.values():
             yield family, name, bases
 
 
-class _Table:
+class TableReader:
     """A table that is being read: rules on one socket, and on another the sets they look into."""
 
-    def __init__(self, name: Name, where: str, bases: dict[str, str]) -> None:
-        self._name, self._left = name, MOST
+    def __init__(
+        self, name: Name, where: str = "", bases: Iterable[str] = (), most: int | None = None
+    ) -> None:
+        self._name, self._left = name, MOST if most is None else most
         self._code = bytes([CODES[name[0]], 0, 0, 0])
         self._chains = Chains(where)
         for chain in bases:
@@ -142,18 +147,32 @@ class _Table:
         self._sets: dict[str, Elements] = {}
         self._intervals: set[str] = set()
 
-    def translations(self) -> list[Translation]:
+    def expressions(self) -> Iterator[tuple[str, list[Expression]]]:
+        """Every rule, with the chain it is in."""
+        yield from self._dump(self._whole)
+
+    def _whole(self, answer: Answer) -> tuple[str, list[Expression]]:
+        self._count(1)
+        raw = answer[1].get(NFTA_RULE_EXPRESSIONS, b"")
+        try:
+            return text_of(answer[1], NFTA_RULE_CHAIN), decoded(raw, self._elements)
+        except STRANGE as error:
+            raise Unreadable(f"a rule is not understood ({error!r})") from error
+
+    def _dump(self, read: Callable[[Answer], Read | None]) -> list[Read]:
         table = os.fsencode(self._name[1]) + b"\0"
-        with netlink() as self._rules, netlink() as self._asking:
+        with netlink() as rules, netlink() as self._asking:
             body = self._code + attribute(NFTA_SET_TABLE, table)
             for _, found in ask(self._asking, NFT_MSG_GETSET, NLM_F_DUMP, body, HEADER):
                 if int.from_bytes(found.get(NFTA_SET_FLAGS, b""), "big") & NFT_SET_INTERVAL:
-                    self._intervals.add(_text(found, NFTA_SET_NAME))
+                    self._intervals.add(text_of(found, NFTA_SET_NAME))
             body = self._code + attribute(NFTA_RULE_TABLE, table)
-            for chain, some in picked(
-                self._rules, NFT_MSG_GETRULE, NLM_F_DUMP, body, HEADER, self._read
-            ):
-                self._chains.add(chain, some)
+            return picked(rules, NFT_MSG_GETRULE, NLM_F_DUMP, body, HEADER, read)
+
+    def translations(self) -> list[Translation]:
+        """What the table translates."""
+        for chain, some in self._dump(self._read):
+            self._chains.add(chain, some)
         try:
             return list(self._chains.translations())
         except TooMany as error:
@@ -165,10 +184,10 @@ class _Table:
         _, found = answer
         self._count(1)
         raw = found.get(NFTA_RULE_EXPRESSIONS, b"")
-        if _text(found, NFTA_RULE_TABLE) != self._name[1] or not may_matter(raw):
+        if text_of(found, NFTA_RULE_TABLE) != self._name[1] or not may_matter(raw):
             return None
         family, table = self._name
-        chain = _text(found, NFTA_RULE_CHAIN)
+        chain = text_of(found, NFTA_RULE_CHAIN)
         try:
             rule = {"family": family, "table": table, "expr": decoded(raw, self._elements)}
             return chain, branches(rule, {})
@@ -196,11 +215,11 @@ class _Table:
             raise Unreadable(f"it holds more than {MOST:,} rules and elements")
 
 
-def _text(found: Attributes, kind: int) -> str:
+def text_of(found: Attributes, kind: int) -> str:
     return found.get(kind, b"").rstrip(b"\0").decode(errors="surrogateescape")
 
 
-def _save(family: Family) -> str:
+def legacy_saved(family: Family) -> str:
     """What iptables-legacy-save says of the tables that are in use; nothing, where it is not
     there. A new process is in the namespace of the thread that starts it."""
     program = f"/usr/sbin/{PROGRAMS[family]}-legacy-save"
@@ -225,6 +244,3 @@ def _save(family: Family) -> str:
     if len(said) > MOST_SAVED:
         raise Unreadable(f"{program} wrote more than {MOST_SAVED >> 20} MiB")
     return said.decode(errors="replace")
-
-
-__all__ = ["Found", "translations"]

@@ -27,6 +27,7 @@ from agent.kernel.kinds import Namespace
 from agent.kernel.nftables import failure
 from agent.reconcile import ATTEMPTS, converge
 from rules.desired import desire
+from rules.foreign_filters import Filter
 from rules.model import (
     Address,
     Desired,
@@ -115,6 +116,9 @@ class Haunted:
 
     def surroundings(self) -> Surroundings:
         return self._namespace.surroundings()
+
+    def filters(self) -> tuple[Filter, ...]:
+        return self._namespace.filters()
 
     def node(self, endpoints: Iterable[Address], *, others: bool) -> Node:
         return self._namespace.node(endpoints, others=others)

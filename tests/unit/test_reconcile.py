@@ -11,6 +11,7 @@ from agent.errors import Failure, Stale, TryAgain
 from agent.kernel.memory import MemoryNamespace
 from agent.reconcile import ATTEMPTS, by_namespace, converge, intend, intend_from_nothing, wish_of
 from rules.desired import desire
+from rules.foreign_filters import Filter
 from rules.model import Address, Desired, Foreign, Members, Observed, Peers, Rule, Surroundings
 from rules.plan import Plan, Table
 from rules.publish import Node
@@ -46,6 +47,9 @@ class Hindered:
 
     def surroundings(self) -> Surroundings:
         return self.inner.surroundings()
+
+    def filters(self) -> tuple[Filter, ...]:
+        return self.inner.filters()
 
     def node(self, endpoints: Iterable[Address], *, others: bool) -> Node:
         return self.inner.node(endpoints, others=others)

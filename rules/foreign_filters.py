@@ -1,0 +1,194 @@
+"""Filters of others at the forward hook, and whether they let pass what we send on.
+
+A chain that drops what no rule accepts (by its policy, or by a last rule without conditions) makes
+a translation useless, though it is in order. The rules are in the form of rules/netlink_rules.py.
+What a condition means for a new flow may be unknown: then an accepting rule does not count as one
+that accepts it, nor a dropping rule as one that drops it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import ip_address, ip_network
+
+from rules.model import NUMBERS, Address, Chain, Family, Protocol, Rule, Surroundings
+from rules.netlink_rules import DPORT
+from rules.ports import ALL_PORTS, PortRange
+from rules.translations import BOUNDS
+from rules.values import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Expression = dict[str, Any]
+
+NEW, DNAT = 8, 32  # ct state and ct status of the flows in question, as bits
+MOST_FLOWS = 64  # that are compared with each filter
+DEEPEST = 32  # jumps
+VERSIONS = {Family.IP: "ipv4", Family.IP6: "ipv6"}
+REMEDY = "let it accept translated flows: nft insert rule {} ct status dnat accept"
+LEGACY_REMEDY = "let it accept translated flows: {} -I {} -m conntrack --ctstate DNAT -j ACCEPT"
+
+
+class Flow(Value, kw_only=True):
+    """New flows that were translated: whom they are for, and by which links they come and leave."""
+
+    family: Family
+    destination: Address
+    protocol: Protocol | None
+    ports: PortRange | None
+    enters: str | None = None  # None: by any
+    leaves: str | None = None
+
+    def __str__(self) -> str:
+        what = f"{self.protocol.value} " if self.protocol else ""
+        return f"{what}{self.ports} to {self.destination}" if self.ports else str(self.destination)
+
+
+class Filter(Value, kw_only=True):
+    """A base chain at the forward hook, with the chains of its table."""
+
+    where: str  # as people are told
+    remedy: str
+    families: frozenset[Family]
+    chain: str
+    drops: bool  # what no rule decides on
+    rules: "Mapping[str, list[list[Expression]]]"
+
+
+def flows(rules: Iterable[Rule], links: Surroundings) -> list[Flow]:
+    """What some rules send on from outside."""
+    found = {
+        Flow(
+            family=rule.family,
+            destination=rule.to,
+            protocol=rule.protocol,
+            ports=rule.to_ports or rule.ports,
+            enters=rule.interface,
+            leaves=_link_to(rule.to, links),
+        )
+        for rule in rules
+        if rule.chain is Chain.PREROUTING and rule.to is not None
+    }
+    return sorted(found, key=str)[:MOST_FLOWS]
+
+
+def _link_to(address: Address, links: Surroundings) -> str | None:
+    facing = [
+        (own.network.prefixlen, link.name)
+        for link in links.links
+        for own in link.addresses
+        if address in own.network
+    ]
+    return max(facing)[1] if facing else None
+
+
+def warnings(filters: Iterable[Filter], sent: Iterable[Flow]) -> Iterator[str]:
+    """One for each filter that may drop some of these flows."""
+    given = list(sent)
+    for one in filters:
+        for flow in given:
+            reason = dropped(one, flow) if flow.family in one.families else ""
+            if reason:
+                yield f"{one.where} may drop forwarded flows ({flow}): {reason}; {one.remedy}"
+                break
+
+
+def dropped(one: Filter, flow: Flow) -> str:
+    """Why such flows do not get through; empty: they may."""
+    verdict = _through(one, one.chain, flow, 0)
+    if verdict == "" and one.drops:
+        return "its policy is drop, and no rule accepts them"
+    return "" if verdict in ("", "accept") else verdict
+
+
+def _through(one: Filter, chain: str, flow: Flow, depth: int) -> str:
+    """`accept`, why it is dropped, or nothing: the chain does not decide."""
+    for rule in one.rules.get(chain, ()):
+        verdict, sure = _applied(rule, flow)
+        for kind, target in verdict:
+            if kind in ("drop", "reject") and sure:
+                return f"a rule of chain {chain} drops them"
+            if kind == "accept" and sure:
+                return "accept"
+            if kind == "return" and sure:
+                return ""
+            if kind in ("jump", "goto") and depth < DEEPEST:
+                found = _through(one, target, flow, depth + 1)
+                if sure and (found or kind == "goto"):
+                    return found
+    return ""
+
+
+def _applied(rule: "list[Expression]", flow: Flow) -> tuple[list[tuple[str, str]], bool]:
+    """The verdicts of a rule that may be for such flows, and whether it is for all of them."""
+    sure, verdicts = True, list[tuple[str, str]]()
+    for item in rule:
+        if "match" in item:
+            met = _meets(item["match"], flow)
+            if met is False:
+                return [], False
+            sure = sure and met is True
+        elif "vmap" in item:
+            sure = False
+        else:
+            kind, value = next(iter(item.items()))
+            if kind == "xt":
+                kind = {"REJECT": "reject", "DROP": "drop"}.get(value["name"], "other")
+            verdicts.append((kind, value["target"] if kind in ("jump", "goto") else ""))
+    return verdicts, sure
+
+
+def _meets(match: "Any", flow: Flow) -> bool | None:
+    """Whether such flows meet a condition; None: some may."""
+    right, op = match["right"], match["op"]
+    members = right["set"] if isinstance(right, dict) and "set" in right else [right]
+    if op in BOUNDS and match["left"] == DPORT:  # so are ranges written
+        members, op = [{"range": BOUNDS[op](right)}], "=="
+    found = [_is(match["left"], one, flow) for one in members]
+    met = True if True in found else None if None in found else False
+    if op in ("==", "in"):
+        return met
+    if op == "!=":
+        return None if met is None else not met
+    return None
+
+
+def _is(key: "Any", value: "Any", flow: Flow) -> bool | None:
+    match key:
+        case {"ct": {"key": "state"}}:
+            return bool(value & NEW)
+        case {"ct": {"key": "status"}}:
+            return True if value & DNAT else None
+        case {"meta": {"key": "iifname"}}:
+            return None if flow.enters is None else _is_link(flow.enters, value)
+        case {"meta": {"key": "oifname"}}:
+            return None if flow.leaves is None else _is_link(flow.leaves, value)
+        case {"meta": {"key": "nfproto"}}:
+            return bool(value == VERSIONS[flow.family])
+        case {"payload": {"field": "protocol" | "nexthdr"}} | {"meta": {"key": "l4proto"}}:
+            return None if flow.protocol is None else bool(value == NUMBERS[flow.protocol])
+        case {"payload": {"field": "daddr"}}:
+            return _holds_address(value, flow.destination)
+        case {"payload": {"field": "dport"}}:
+            return _holds_ports(value, flow.ports or ALL_PORTS)
+    return None
+
+
+def _is_link(name: str, value: "Any") -> bool:
+    return name.startswith(value[:-1]) if value.endswith("*") else name == value
+
+
+def _holds_address(value: "Any", address: Address) -> bool | None:
+    if isinstance(value, str):
+        return ip_address(value) == address
+    if "prefix" in value:
+        network = ip_network(f"{value['prefix']['addr']}/{value['prefix']['len']}", strict=False)
+        return address in network
+    return None
+
+
+def _holds_ports(value: "Any", ports: PortRange) -> bool | None:
+    first, last = value["range"] if isinstance(value, dict) else (value, value)
+    if first <= ports.first and ports.last <= last:
+        return True
+    return False if last < ports.first or ports.last < first else None

@@ -1,0 +1,142 @@
+"""A filter of somebody else that drops what we forward is named, with the remedy, in the plan, in
+the status and by explain; and the warning goes with the packets' way: it is there exactly where a
+packet is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rules.model import Protocol
+from tests.daemon.publishing import (
+    SELF,
+    by_hand,
+    comes_to_publish,
+    publishing,
+    service,
+    wired,
+)
+from tests.daemon.running import Node
+from tests.nodes import NODE4, Net, answering, asked
+from tests.spaces import eventually, nft, within
+
+TCP = Protocol.TCP
+NATIVE = """
+table inet theirs {{
+    chain through {{
+        type filter hook forward priority 0; policy {};
+        {}
+    }}
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Net]:
+    with wired() as made:
+        yield made
+
+
+@pytest.fixture
+def node(lab: Net, tmp_path: Path) -> Iterator[Node]:
+    with publishing(lab, tmp_path / "node") as made:
+        made.save("a.yaml", service("a", 5000, count=10, at=30100))
+        yield made
+
+
+def iptables(*rules: str) -> str:
+    lines = "".join(f"-A FORWARD {rule}\n" for rule in rules)
+    return f"*filter\n:FORWARD DROP [0:0]\n:DOCKER - [0:0]\n{lines}COMMIT\n"
+
+
+DOCKER = (
+    "-o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+    "-o docker0 -j DOCKER",
+    "-i docker0 ! -o docker0 -j ACCEPT",
+)
+ESTABLISHED = "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
+CASES = {  # what is there, and whether it drops what we forward
+    "policy drop": (NATIVE.format("drop", ""), True),
+    "policy accept": (NATIVE.format("accept", "ip saddr 192.0.2.77 drop"), False),
+    "last rule drops": (NATIVE.format("accept", "ct state established accept; drop"), True),
+    "last rule rejects": (NATIVE.format("accept", "reject"), True),
+    "translated flows accepted": (NATIVE.format("drop", "ct status dnat accept"), False),
+    "new flows accepted": (NATIVE.format("drop", "ct state new,established accept"), False),
+    "destination accepted": (
+        NATIVE.format(
+            "drop",
+            "ip daddr 10.0.0.0/8 accept; ip6 daddr fd01::/64 accept; ct state established accept",
+        ),
+        False,
+    ),
+    "other destination": (NATIVE.format("drop", "ip daddr 172.16.0.0/12 accept"), True),
+    "ports accepted": (
+        NATIVE.format("drop", "tcp dport 5000-5999 accept; ct state established accept"),
+        False,
+    ),
+    "docker": (iptables(*DOCKER), True),
+    "remedied docker": (iptables("-m conntrack --ctstate DNAT -j ACCEPT", *DOCKER), False),
+}
+
+
+def load(netns: str, script: str, variant: str = "nft") -> None:
+    if script.startswith("*"):
+        within(netns, f"iptables-{variant}-restore", stdin=script)
+    else:
+        nft(netns, script)
+
+
+@pytest.mark.parametrize(("script", "drops"), CASES.values(), ids=CASES.keys())
+def test_a_filter_on_the_node_is_warned_of_where_it_drops(
+    node: Node, lab: Net, script: str, drops: bool
+) -> None:
+    with (
+        node.running() as daemon,
+        answering(lab.vms[0].guest, "guest", [(TCP, port) for port in range(5000, 5010)]),
+    ):
+        comes_to_publish(lab.node, "a")
+        load(lab.node, script)
+        answer = asked(lab.client, TCP, NODE4, 30104)
+        assert answer.startswith("guest 5004 ") != drops
+
+        def warned() -> list[str]:
+            return [one for one in daemon.standing(SELF)["notes"] if "may drop" in one]
+
+        assert eventually(lambda: bool(warned()) == drops), daemon.standing(SELF)
+        if drops:
+            assert "chain" in warned()[0]
+            assert "ct status dnat accept" in warned()[0]
+        live = by_hand(lab.node, "explain", "--live", "--netns", SELF, "tcp/30104")[1]
+        assert ("may drop" in live) == drops
+        planned = by_hand(lab.node, "plan", "-f", node.manifests)[1]
+        assert ("may drop" in planned) == drops
+
+
+@pytest.mark.parametrize(
+    ("script", "drops"),
+    [(iptables(*DOCKER), True), (iptables(ESTABLISHED, "-d 10.1.0.0/16 -j ACCEPT"), False)],
+    ids=["docker", "accepted"],
+)
+def test_the_legacy_tables_are_read_where_they_are_in_use(
+    node: Node, lab: Net, script: str, drops: bool
+) -> None:
+    load(lab.node, script, "legacy")
+    try:
+        planned = by_hand(lab.node, "plan", "-f", node.manifests)[1]
+        assert ("legacy table ip filter, chain FORWARD may drop" in planned) == drops
+        assert "filter" not in within(lab.node, "cat", "/proc/net/ip6_tables_names", code=None)
+    finally:
+        within(lab.node, "iptables-legacy", "-P", "FORWARD", "ACCEPT")
+        within(lab.node, "iptables-legacy", "-F")
+
+
+def test_a_filter_in_the_namespace_of_a_machine_is_warned_of(node: Node, lab: Net) -> None:
+    pod = lab.vms[0].pod
+    with node.running() as daemon:
+        assert daemon.is_in("in sync", pod)
+        nft(pod, NATIVE.format("drop", ""))
+        assert eventually(lambda: "may drop" in str(daemon.standing(pod)["notes"]))
+        nft(pod, "delete table inet theirs")
+        assert eventually(lambda: "may drop" not in str(daemon.standing(pod)["notes"]))
