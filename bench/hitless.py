@@ -57,7 +57,7 @@ from bench.hitless_net import (
     opening,
     run_nft,
 )
-from rules.nft_steps import BridgeStep, Step
+from rules.nft_steps import BridgeStep, DropRule, DropTable, Step, takes_away
 from rules.nft_transactions import transactions
 from rules.plan import Plan
 from rules.values import Value
@@ -252,6 +252,8 @@ def single_transaction() -> Iterator[None]:
     def merged(plan: Plan) -> list[list[Step]]:
         steps = chain(*transactions(plan))
         found: list[Step] = [step for step in steps if not isinstance(step, BridgeStep)]
+        if DropTable() not in found:  # what goes is first, as a difference of lists would have it
+            found.sort(key=lambda step: (not isinstance(step, DropRule), not takes_away([step])))
         return [found] if found else []
 
     with mock.patch.object(kernel_nftables, "transactions", merged):

@@ -86,8 +86,9 @@ def carry_out(netns: str, script: str) -> None:
     for name, value in re.findall(r"^# sysctl -w (\S+)=(\S+)$", script, re.MULTILINE):
         with opened(netns) as descriptor, inside(descriptor, netns):
             sysctl.write(name, value)
-    for words in tools(netns):
-        run(*words, stdin=script)
+    for transaction in re.split(r"^# transaction .*$", script, flags=re.MULTILINE):
+        for words in tools(netns):
+            run(*words, stdin=transaction)
 
 
 def tools(netns: str, *more: str) -> list[list[str]]:

@@ -37,7 +37,18 @@ from agent.kernel.netlink import HEADER, attribute, attributes, transact
 from agent.kernel.netns import inside, opened
 from agent.kernel.nftables import NETLINK_NETFILTER
 from agent.reconcile import converge
-from rules.model import Chain, Desired, Family, Live, Lookup, Observed, Pending, Protocol, Rule
+from rules.model import (
+    CHAIN,
+    Chain,
+    Desired,
+    Family,
+    Live,
+    Lookup,
+    Observed,
+    Pending,
+    Protocol,
+    Rule,
+)
 from rules.nft import commands
 from rules.nft_batch import (
     ACK,
@@ -271,6 +282,29 @@ def test_a_map_that_was_filled_and_left_behind_is_used_or_goes(netns: str) -> No
         held(netns, *many(number))
         assert is_map(netns) is (number == 8)
         assert_holds(netns, *many(number))
+
+
+@pytest.mark.parametrize("done", [1, 2, 3])
+@pytest.mark.parametrize("anew", [False, True], ids=["edited", "made anew"])
+def test_what_a_kill_leaves_between_transactions_is_found_and_goes(
+    netns: str, done: int, anew: bool
+) -> None:
+    held(netns, *many(20))
+    if anew:
+        nft(netns, "add chain inet portranger mine")
+    grown = [forward("tcp 1000-1008", owner="o"), *many(20)[1:]]
+    parts = transactions(diff(netns, want(*grown), observed(netns)))
+    assert len(parts) == (4 if anew else 3)
+    for part in parts[:done]:
+        within(netns, "nft", "-j", "-f", "-", stdin=json.dumps({"nftables": commands(part)}))
+    seen = observed(netns)
+    left = [one.text for one in seen.foreign if one.kind == CHAIN]
+    between = done < len(parts)
+    assert bool(left) is between
+    assert bool(seen.unsound) is (anew and done == 1)
+    held(netns, *grown)
+    assert_holds(netns, *grown)
+    assert "bridge" not in within(netns, "nft", "list", "ruleset")
 
 
 def test_one_range_more_or_less_is_one_element_and_the_others_count_on(netns: str) -> None:
