@@ -197,7 +197,7 @@ class Effort(Value, kw_only=True):
     changes: int
     seconds: float
     rate: int
-    timeout: int
+    timeout: int = TIMEOUT
 
 
 def run(kind: Kind, net: Net, program: str, effort: Effort) -> Result:

@@ -63,3 +63,35 @@ def test_a_service_that_leads_to_other_ports_is_seen_to_lead_flows_astray(
             counts = opened.end()
     assert counts.answered == 0
     assert {one.how for one in counts.lost} == {"astray"}
+
+
+KINDS = (
+    "one of 50 grows and shrinks",
+    "8 ranges become 4 and back",
+    "an endpoint leaves and joins, shifted, beside others",
+    "a VM of two is removed",
+    "peers of a policy",
+    "the table of 50 ranges",
+    "the daemon is killed",
+)
+SOME = hitless.Effort(changes=30, seconds=2.5, rate=RATE)
+
+
+@pytest.mark.parametrize("words", KINDS)
+def test_changes_lose_no_flow_to_ports_that_stay_declared(
+    net: Net, client: str, words: str
+) -> None:
+    result = hitless.run(named(net, words), net, client, SOME)
+    assert not result.trouble
+    assert result.changes
+    assert not result.lost, "\n".join(hitless.losses(result))
+
+
+def test_with_all_steps_in_one_transaction_changes_are_seen_to_lose_flows(
+    net: Net, client: str
+) -> None:
+    kind = named(net, "an endpoint leaves and joins, shifted")
+    more = hitless.Effort(changes=60, seconds=6, rate=2 * RATE)
+    with hitless.single_transaction():
+        result = hitless.run(kind, net, client, more)
+    assert result.number("refused")
