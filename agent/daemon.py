@@ -350,6 +350,7 @@ class Daemon:
         self._keeper.want(
             meaning.machines,
             unclaimed_stay=bool(meaning.unknown),
+            unknown=None if meaning.unreadable else meaning.unknown,
             contested=meaning.contested,
             outdated=outdated(meaning),
             laws=self._laws(meaning),

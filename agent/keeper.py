@@ -8,7 +8,7 @@ keeps it from being done, as root there can, has it go on beside the others.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 from agent.backoff import FAILURES
@@ -98,11 +98,12 @@ class Keeper:
 
     # ---------------------------------------------------------------------- what it is told
 
-    def want(
+    def want(  # noqa: PLR0913 - everything that a source says
         self,
         machines: Iterable[Machine],
         *,
         unclaimed_stay: bool = False,
+        unknown: Collection[str] | None = None,
         contested: Mapping[str, str] | None = None,
         outdated: Mapping[str, str] | None = None,
         laws: Laws | None = NO_LAWS,
@@ -125,7 +126,7 @@ class Keeper:
         if (contested or {}) != self._contested:
             self._contested_since = self._calendar()
         self._contested, self._outdated = contested or {}, outdated or {}
-        self._unmanaged.want(wanted=unclaimed_stay)
+        self._unmanaged.want(unknown)
         for kept in self._kept.values():
             self._judge(kept)
 

@@ -23,15 +23,21 @@ class Unmanaged:
     def __init__(self, clock: Clock, calendar: Clock) -> None:
         self._clock, self._calendar = clock, calendar
         self._found: dict[str, Standing] = {}
+        self._unknown: frozenset[str] | None = None  # manifests that may declare what is found
         self.due = math.inf
 
     @property
     def standings(self) -> tuple[Standing, ...]:
         return tuple(self._found.values())
 
-    def want(self, *, wanted: bool) -> None:
-        """Survey from now on, or never again: with every manifest known, nothing is unmanaged."""
-        if not wanted:
+    def want(self, unknown: Collection[str] | None) -> None:
+        """Survey while a manifest is unknown that was so when this run first read the manifests:
+        one that came later has no rules yet. None: the manifests cannot be read now."""
+        if unknown is None:
+            return
+        known = frozenset(unknown) if self._unknown is None else self._unknown
+        self._unknown = known.intersection(unknown)
+        if not self._unknown:
             self._found, self.due = {}, math.inf
         elif self.due == math.inf:
             self.due = -math.inf
