@@ -36,6 +36,7 @@ pip install --require-hashes -r requirements/build.txt
 pip install --require-hashes --no-build-isolation -r requirements/runtime.txt \
     -r requirements/iptables.txt -r requirements/dev.txt
 rm -f {ENVIRONMENT}/lib/python3*/site-packages/__init__.py
+pip install --no-build-isolation --no-deps -e .
 install -m 755 tests/kernels/start /sbin/start-job
 python3 -m compileall -q /usr/lib/python3* || true
 {ENVIRONMENT}/bin/python -W ignore -m compileall -q {ENVIRONMENT}/lib || true
@@ -107,7 +108,7 @@ def initramfs(files: Path, busybox: Path) -> Iterator[Entry]:
 def root() -> Path:
     """The file system with Debian and all dependencies, made if there is none."""
     base = tree()
-    sources = [HERE / "start", *sorted(ROOT.glob("requirements/*.txt"))]
+    sources = [HERE / "start", ROOT / "pyproject.toml", *sorted(ROOT.glob("requirements/*.txt"))]
     made_of = [base.name, INSTALL, ROOT_SIZE, *(path.read_text() for path in sources)]
     return cached("kernels-root", made_of, lambda path: install(base, path)) / "root.ext4"
 
