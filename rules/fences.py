@@ -34,7 +34,7 @@ from rules.policies import (
     NetworkPolicy,
     Party,
     PolicyRule,
-    collapsed,
+    apart,
 )
 from rules.policies import Peers as Named
 from rules.ports import PortRange, coalesce
@@ -207,9 +207,9 @@ def _vary(rule: PolicyRule) -> bool:
 
 
 def _together(some: Members, others: Members) -> Members:
-    """The fewest networks that hold both, of which each are the fewest: none may overlap."""
+    """Networks that hold both: none may overlap."""
     both = some | others
-    return both if both in (some, others) else frozenset(collapsed(tuple(both)))
+    return both if both in (some, others) else frozenset(apart(both))
 
 
 def _families(rule: PolicyRule) -> tuple[Family, ...]:

@@ -22,6 +22,7 @@ from rules.policies import (
     PolicyPort,
     PolicyRule,
     Selector,
+    apart,
     collapsed,
     number_of,
 )
@@ -154,9 +155,11 @@ class Register:
 
 
 def _by_family(networks: Iterable[Network]) -> Reach:
-    """These addresses in the fewest networks; all that there are of a family is everybody."""
+    """These addresses in networks that are apart; all that there are of a family is everybody."""
     found: dict[Family, list[Network]] = {}
     for network in networks:
         found.setdefault(Family.of(network.network_address), []).append(network)
-    made = {family: collapsed(some) for family, some in found.items()}
-    return {family: None if some == WHOLE[family] else some for family, some in made.items()}
+    return {
+        family: None if collapsed(some) == WHOLE[family] else apart(some)
+        for family, some in found.items()
+    }

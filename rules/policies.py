@@ -2,7 +2,7 @@
 say; and everybody whom they may speak of, by labels and addresses."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, summarize_address_range
 from operator import attrgetter
 
@@ -112,6 +112,16 @@ def is_strictly_inside(inner: Network, outer: Network) -> bool:
 def collapsed(networks: Sequence[Network]) -> tuple[Network, ...]:
     """The fewest networks of one family that hold exactly the addresses of these, in order."""
     return tuple(collapse_addresses(networks))  # type: ignore[type-var]  # of one family
+
+
+def apart(networks: Iterable[Network]) -> tuple[Network, ...]:
+    """These networks of one family without those inside of others, in order. Neighbours are not
+    joined: one that comes or goes is one element of a set, and touches no other."""
+    found: list[Network] = []
+    for one in sorted(set(networks), key=lambda one: (int(one.network_address), one.prefixlen)):
+        if not found or int(one.network_address) > int(found[-1].broadcast_address):
+            found.append(one)
+    return tuple(found)
 
 
 def _between(first: Address, last: Address) -> Iterator[Network]:

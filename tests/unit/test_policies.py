@@ -220,7 +220,10 @@ PEERS = {
         "{podSelector: {matchLabels: {app: web}}}",
         ["10.0.0.1/32", "fd00::1/128"],
     ),
-    "all of the namespace": ("{podSelector: {}}", ["10.0.0.1/32", "10.0.0.2/31", "fd00::1/128"]),
+    "all of the namespace": (
+        "{podSelector: {}}",
+        ["10.0.0.1/32", "10.0.0.2/32", "10.0.0.3/32", "fd00::1/128"],
+    ),
     "namespaces by a label": (
         "{namespaceSelector: {matchLabels: {team: cash}}}",
         ["10.1.0.1/32", "10.1.0.2/32"],
@@ -255,13 +258,13 @@ PEERS = {
         "{ipBlock: {cidr: 10.0.0.0/8, except: [10.0.0.0/9, 10.128.0.0/9]}}",
         [],
     ),
-    "addresses that make one network": (
+    "addresses in a network and beside it": (
         "{ipBlock: {cidr: 10.0.0.0/31}}, {podSelector: {}}",
-        ["10.0.0.0/30", "fd00::1/128"],
+        ["10.0.0.0/31", "10.0.0.2/32", "10.0.0.3/32", "fd00::1/128"],
     ),
     "what one excepts and another does not": (
         "{ipBlock: {cidr: 10.0.0.0/30, except: [10.0.0.1/32]}}, {podSelector: {}}",
-        ["10.0.0.0/30", "fd00::1/128"],
+        ["10.0.0.0/32", "10.0.0.1/32", "10.0.0.2/31", "fd00::1/128"],
     ),
     "all that there are of a family": ("{ipBlock: {cidr: 0.0.0.0/0}}", ["everybody"]),
     "all in halves": (
