@@ -175,7 +175,7 @@ def _ct(parts: Parts, registers: Registers, _: Sets) -> "list[Expression]":
 def _masked(key: "Expression", operator: str, value: bytes) -> "Expression":
     of, mask = key["masked"], key["by"]
     if "ct" in of:
-        (bits,) = struct.unpack("=I", mask)
+        (bits,) = struct.unpack("=I", mask[:4].ljust(4, b"\0"))
         return _match(of, "in", bits) if operator == "!=" and not any(value) else ANYTHING
     length = int.from_bytes(mask, "big").bit_count()
     size = 4 if of["payload"]["protocol"] == "ip" else 16
@@ -316,7 +316,7 @@ def _value(key: "Expression", raw: bytes) -> object:
             name = raw.rstrip(b"\0").decode(errors="replace")
             return name if raw.endswith(b"\0") or len(raw) >= 16 else f"{name}*"
         case {"ct": _}:
-            return int(struct.unpack("=I", raw)[0])
+            return int(struct.unpack("=I", raw[:4].ljust(4, b"\0"))[0])
         case {"meta": {"key": "nfproto"}}:
             return VERSIONS.get(raw[0])
     return int.from_bytes(raw, "big")
