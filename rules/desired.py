@@ -28,6 +28,7 @@ from rules.model import (
 )
 from rules.places import (
     LOOPBACK,
+    LOOPBACK_NETWORK,
     POD_LINK,
     Place,
     entry_families,
@@ -237,6 +238,16 @@ def _rules(
         yield from _guards(place)
     if not place.shared:
         yield Rule(chain=Chain.POSTROUTING, family=family, owner=owner, source=place.guest)
+    if place.inside:
+        # What leads from 127.0.0.1 to the guest takes route_localnet on its link, which would lead
+        # whoever is behind that link to services that listen on loopback only.
+        yield Rule(
+            chain=Chain.RAW,
+            family=family,
+            owner=owner,
+            interface=place.link,
+            peer=LOOPBACK_NETWORK,
+        )
     for source in (LOOPBACK, PROXY) if place.proxied else (LOOPBACK,):
         if place.inside:
             yield Rule(

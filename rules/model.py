@@ -64,6 +64,7 @@ class Chain(Word):
     needs both: so they are two chains, as an accept in one of them does not end the other.
     """
 
+    RAW = "prerouting-raw"  # before conntrack and all translations
     PREROUTING = "prerouting"
     OUTPUT = "output"
     POSTROUTING = "postrouting"
@@ -76,9 +77,9 @@ class Chain(Word):
         return HOOKS.get(self, self.value)
 
 
-HOOKS = {Chain.EGRESS: "forward"}  # of those that are not called by it
+HOOKS = {Chain.RAW: "prerouting", Chain.EGRESS: "forward"}  # of those that are not called by it
 POLICED = frozenset({Chain.EGRESS, Chain.FORWARD})  # chains that hold verdicts of policies
-FILTERS = POLICED  # chains that accept or drop, and translate nothing
+FILTERS = POLICED | {Chain.RAW}  # chains that accept or drop, and translate nothing
 
 PLACES = {chain: place for place, chain in enumerate(Chain)}  # in output
 
@@ -273,7 +274,7 @@ class Rule(Value, kw_only=True):
     In forward (for what a guest receives) and its twin for egress (for what it sends) it accepts
     new flows between its source or destination and its peers, or drops what no other rule of that
     chain accepts. One that accepts and names neither is for all that belongs to flows which were
-    accepted before.
+    accepted before. In raw it drops what enters on a link for any of the addresses of `peer`.
     """
 
     chain: Chain
@@ -290,7 +291,8 @@ class Rule(Value, kw_only=True):
     detour: Detour | None = None
     peers: Peers | None = None  # who is at the other end; None: anybody
     accepts: bool = False
-    peer: Network | None = None  # in place of a set, where the tables have none
+    # In place of a set, where the tables have none; in raw, the destinations.
+    peer: Network | None = None
 
     # Thousands of rules are compared and sorted at each look: as plain numbers and texts, once
     # made, that is five times as fast as by the values of the fields.

@@ -34,6 +34,7 @@ from rules.nft_terms import (
     meta,
     share_json,
 )
+from rules.places import LOOPBACK_NETWORK
 from rules.ports import PortRange
 from rules.shapes import name, port_name
 
@@ -41,6 +42,7 @@ NAME = "portranger"
 TABLE = {"family": "inet", "name": NAME}
 OURS: "Json" = {"family": "inet", "table": NAME}
 PRIORITY = {
+    Chain.RAW: -301,
     Chain.PREROUTING: -101,
     Chain.OUTPUT: -101,
     Chain.POSTROUTING: 99,
@@ -52,6 +54,10 @@ NFPROTO = {Family.IP: "ipv4", Family.IP6: "ipv6"}
 ADDRESSES = {Family.IP: "ipv4_addr", Family.IP6: "ipv6_addr"}
 
 Json = dict[str, object]
+BOUND_FOR_LOOPBACK = equal(
+    field("ip", "daddr"),
+    {"prefix": {"addr": str(LOOPBACK_NETWORK.network_address), "len": LOOPBACK_NETWORK.prefixlen}},
+)
 RESUMING = equal({"ct": {"key": "state"}}, ["established", "related"], "in")
 
 
@@ -252,7 +258,9 @@ def _rule(rule: Rule) -> Json:
 def _matches(rule: Rule) -> Iterator[Json]:
     if rule.interface is not None:
         yield equal(meta(link_key(rule.chain)), rule.interface)
-    if rule.source is None and rule.destination is None:
+    if rule.chain is Chain.RAW:
+        yield BOUND_FOR_LOOPBACK
+    elif rule.source is None and rule.destination is None:
         yield equal(meta("nfproto"), NFPROTO[rule.family])
     if rule.source is not None:
         yield equal(field(rule.family.value, "saddr"), str(rule.source))

@@ -292,6 +292,8 @@ def _matches(what: Rule | Lookup) -> Iterator[bytes]:
     source, destination, length = PLACES[what.family]
     if isinstance(what, Rule) and what.source is not None:
         yield from _is(_payload(NETWORK, source, length), what.source.packed)
+    if what.chain is Chain.RAW:
+        yield from _is(_payload(NETWORK, destination, 1), LOOPBACK[Family.IP])
     if what.destination == OWN[what.family]:
         loopback = LOOPBACK[what.family]
         yield _payload(NETWORK, destination, len(loopback))

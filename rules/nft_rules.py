@@ -18,6 +18,7 @@ from rules.model import (
     link_name,
 )
 from rules.nft import (
+    BOUND_FOR_LOOPBACK,
     NFPROTO,
     RESUMING,
     Json,
@@ -28,6 +29,7 @@ from rules.nft import (
     verdict,
 )
 from rules.nft_terms import Terms, field
+from rules.places import LOOPBACK_NETWORK
 from rules.ports import PortRange
 
 HIGHEST_HANDLE = (1 << 64) - 1
@@ -95,10 +97,15 @@ def _parse(chain: Chain, owner: str, expr: list[Json]) -> Rule:
     if not owner.isprintable():
         raise ValueError(owner)
     *conditions, last = expr
-    resumes = RESUMING in conditions
-    conditions = [one for one in conditions if one != RESUMING]
+    resumes, shields = RESUMING in conditions, BOUND_FOR_LOOPBACK in conditions
+    conditions = [one for one in conditions if one not in (RESUMING, BOUND_FOR_LOOPBACK)]
     families: set[Family] = set()
     target: dict[str, object] = {}
+    if shields is not (chain is Chain.RAW):
+        raise ValueError(expr)
+    if shields:
+        families.add(Family.IP)
+        target["peer"] = LOOPBACK_NETWORK
     if last in ({"accept": None}, {"drop": None}):
         if chain not in FILTERS:
             raise ValueError(last)

@@ -134,7 +134,9 @@ def statement(rule: Rule) -> str:
     words: list[str] = []
     if rule.interface is not None:
         words.append(f'{link_key(rule.chain)} "{rule.interface}"')
-    if rule.source is None and rule.destination is None:
+    if rule.chain is Chain.RAW:
+        words.append(f"{rule.family.value} daddr {rule.peer}")
+    elif rule.source is None and rule.destination is None:
         words.append(f"meta nfproto {NFPROTO[rule.family]}")
     if rule.source is not None:
         words.append(f"{rule.family.value} saddr {rule.source}")

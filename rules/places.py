@@ -1,7 +1,7 @@
 """Where the rules for a guest stand: the link that traffic enters on, the one the guest is behind,
 and the addresses at which it is reached."""
 
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network
 
 from rules.model import (
     Address,
@@ -15,6 +15,7 @@ from rules.values import Value
 
 # IPv4 only: Linux has no way back to ::1 for a packet that comes in on a link (decisions.md).
 LOOPBACK = IPv4Address("127.0.0.1")
+LOOPBACK_NETWORK = IPv4Network("127.0.0.0/8")
 POD_LINK = "eth0"
 # Where kube-proxy in IPVS mode holds the addresses of all Services: the node answers for them, but
 # what is behind them is not the node.

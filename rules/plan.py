@@ -239,6 +239,8 @@ class _Wanted:
         of_policies = rule.chain in POLICED and rule.accepts and not rule.resumes
         if rule.owner in self._owners and not of_policies:
             return False
+        if rule.chain is Chain.RAW:
+            return True  # it drops what nobody else is to have
         met = self._met.get((_packets(rule), rule.protocol), ())
         ports = rule.ports or ALL_PORTS
         return not have(met, ports.first, ports.last)

@@ -40,10 +40,10 @@ def rule_json(rule: Rule) -> Json:
         "ports": str(rule.ports) if rule.ports else None,
         "interface": rule.interface,
         "source": str(rule.source) if rule.source else None,
-        "destination": destination(rule) if rule.destination else None,
+        "destination": destination(rule) if rule.destination or rule.chain is Chain.RAW else None,
         "to": str(rule.to) if rule.to else None,
         "to_port": str(rule.to_ports) if rule.to_ports else None,
-        "peers": str(rule.peers or rule.peer) if rule.peers or rule.peer else None,
+        "peers": _peers(rule) or None,
         "share": share(rule.share) if rule.share else None,
         "sent_back": list(rule.detour.links) or None if rule.detour else None,
         "sent_on": [str(one) for one in rule.detour.remote] or None if rule.detour else None,
@@ -83,10 +83,17 @@ def _filtered(rule: Rule, what: str) -> str:
     """What a rule of a filter is about, and between whom."""
     if rule.resumes:
         return f"what belongs to open flows ({direction(rule)})"
-    others = rule.peers or rule.peer or "anybody"
+    if rule.chain is Chain.RAW:
+        return f"{what} to {destination(rule)}"
+    others = _peers(rule) or "anybody"
     if rule.destination is not None:
         return f"{what} to {rule.destination} from {others}"
     return f"{what} from {rule.source or 'any other address'} to {others}"
+
+
+def _peers(rule: Rule) -> str:
+    """Who is at the other end of what a policy allows; empty: anybody."""
+    return str(rule.peers or rule.peer or "") if rule.chain in POLICED else ""
 
 
 def direction(rule: Rule) -> str:
@@ -98,7 +105,9 @@ def direction(rule: Rule) -> str:
 
 
 def destination(rule: Rule) -> str:
-    """The address that packets are for."""
+    """The address, or the network, that packets are for."""
+    if rule.chain is Chain.RAW:
+        return str(rule.peer)
     own = rule.destination == OWN[rule.family]
     return "the node" if own else str(rule.destination)
 

@@ -17,6 +17,7 @@ from rules.model import (
     Rule,
     link_name,
 )
+from rules.places import LOOPBACK_NETWORK
 from rules.ports import PortRange
 from rules.problems import printable
 
@@ -47,7 +48,7 @@ def table(chain: Chain) -> str:
     return _TABLES.get(chain, NAT)
 
 
-_TABLES = {Chain.EGRESS: MANGLE, Chain.FORWARD: FILTER}
+_TABLES = {Chain.RAW: MANGLE, Chain.EGRESS: MANGLE, Chain.FORWARD: FILTER}
 
 
 def spot(chain: Chain) -> str:
@@ -98,6 +99,8 @@ def _ends(rule: Rule) -> dict[str, str]:
     if rule.peers is not None:  # left out, it would accept everybody
         raise ValueError(f"these tables have no set {rule.peers}")
     peer = None if rule.peer is None else _short(rule.peer)
+    if rule.chain is Chain.RAW:
+        return {"dst": peer} if peer else {}
     ends = {
         "src": peer if rule.source is None else str(rule.source),
         "dst": peer if rule.destination is None else str(rule.destination),
@@ -107,7 +110,7 @@ def _ends(rule: Rule) -> dict[str, str]:
 
 def _comment(rule: Rule) -> str:
     """The owner and, with a peer, which end is the guest: of two hosts, the rest does not tell."""
-    if rule.peer is None:
+    if rule.peer is None or rule.chain is Chain.RAW:
         return rule.owner
     return rule.owner + (EGRESS if rule.destination is None else INGRESS)
 
@@ -179,6 +182,10 @@ def _parse_ends(
 ) -> tuple[str, Address | None, Address | None, Network | None]:
     """The owner, source, destination and peer."""
     source, destination = (_network(fields[end]) if end in fields else None for end in ENDS)
+    if chain is Chain.RAW:
+        if destination != LOOPBACK_NETWORK:
+            raise ValueError(destination)
+        return comment, None, None, destination
     if chain in POLICED and source is not None and destination is not None:
         if comment.endswith(INGRESS):
             return comment.removesuffix(INGRESS), None, _host(destination), source

@@ -159,8 +159,9 @@ def emptied(netns: str) -> str:
     """The namespace of a pod, as new; making another one would take longer."""
     nft(netns, "flush ruleset")
     for family, names in ((Family.IP, "ip_tables_names"), (Family.IP6, "ip6_tables_names")):
-        if "nat" in within(netns, "cat", f"/proc/net/{names}", code=None).split():
-            within(netns, f"{LEGACY[family]}-restore", "-w", stdin="*nat\nCOMMIT\n")
+        there = within(netns, "cat", f"/proc/net/{names}", code=None).split()
+        for table in {"nat", "mangle"}.intersection(there):
+            within(netns, f"{LEGACY[family]}-restore", "-w", stdin=f"*{table}\nCOMMIT\n")
     with opened(netns) as descriptor, inside(descriptor, netns):
         for name in ("ipv4.ip_forward", "ipv4.conf.k6t-eth0.route_localnet"):
             sysctl.write(f"net.{name}", "0")

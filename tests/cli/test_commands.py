@@ -63,7 +63,7 @@ def test_a_plan_in_json_has_the_promised_shape(ask: Ask) -> None:
     plan = json.loads(out)
     assert code == 0
     assert plan["format_version"] == "1.0"
-    assert plan["summary"] == {"add": 9, "change": 4, "remove": 0, "unchanged": 0}
+    assert plan["summary"] == {"add": 10, "change": 4, "remove": 0, "unchanged": 0}
     assert (plan["problems"], plan["pending"]) == ([], [])
     rules = [change for change in plan["changes"] if "kind" not in change]
     assert {

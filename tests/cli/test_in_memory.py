@@ -83,7 +83,7 @@ def test_who_waits_is_told_what_stays_meanwhile(
     path = tmp_path / "elsewhere.yaml"
     path.write_text(DESKTOP.read_text().replace("name: desktop", ELSEWHERE, 1))
     assert plan([str(path)], spoken.console, kernel=kernel) == 0
-    assert "there is no link eth7 yet; 9 rules of before stay until then" in spoken.out
+    assert "there is no link eth7 yet; 10 rules of before stay until then" in spoken.out
 
 
 def test_a_machine_that_is_no_longer_ours_loses_its_rules(
@@ -91,7 +91,7 @@ def test_a_machine_that_is_no_longer_ours_loses_its_rules(
 ) -> None:
     applied(kernel)
     assert plan([str(bridged)], spoken.console, kernel=kernel, detailed=True) == 2
-    assert "Plan: 0 to add, 0 to change, 9 to remove; 0 unchanged." in spoken.out
+    assert "Plan: 0 to add, 0 to change, 10 to remove; 0 unchanged." in spoken.out
     applied(kernel, bridged)
     assert not kernel.spaces["desktop"].observe().table
 
@@ -144,7 +144,7 @@ def test_show_in_json_says_where_the_rules_are(kernel: MemoryKernel, spoken: Spo
     (desktop,) = json.loads(spoken.out)["namespaces"]
     assert (desktop["netns"], desktop["backend"]) == ("desktop", "memory")
     assert desktop["reason"] == "it is all there is"
-    assert len(desktop["rules"]) == 9
+    assert len(desktop["rules"]) == 10
 
 
 def test_leftovers_are_planned_for_removal_and_go_with_an_apply(
@@ -157,7 +157,7 @@ def test_leftovers_are_planned_for_removal_and_go_with_an_apply(
     assert "(left over in the other backend)" in spoken.out
     applied(kernel)
     assert desktop.held.leftovers == ()
-    assert len(desktop.held.live) == 9
+    assert len(desktop.held.live) == 10
 
 
 @pytest.mark.parametrize(("count", "words"), [(1, "1 rule"), (2, "2 rules")])

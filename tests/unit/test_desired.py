@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 
 import pytest
 
@@ -59,16 +59,35 @@ def family(rules: frozenset[Rule], wanted: Family) -> set[Rule]:
 # ------------------------------------------------------------------------------------ the rules
 
 
-def test_one_range_is_four_rules_of_ipv4_and_two_of_ipv6() -> None:
-    # Not four of each: there is no way back to ::1, so none leads from there.
+def test_one_range_is_five_rules_of_ipv4_and_two_of_ipv6() -> None:
+    # Not five of each: there is no way back to ::1, so none leads from there.
     assert desire([machine("tcp 1000-8000")], POD).rules == {
         forward("tcp 1000-8000"),
         from_inside("tcp 1000-8000"),
         egress(),
         answerable(),
+        shield(),
         forward("tcp 1000-8000", to="fd10:0:2::2"),
         egress("fd10:0:2::2"),
     }
+
+
+def test_who_is_behind_the_guests_link_does_not_reach_loopback() -> None:
+    """Neither beside KubeVirt's chains, which set route_localnet as well; but where KubeVirt does
+    everything there is nothing of ours."""
+    for around in (POD, replace(POD, kubevirt=frozenset(Family))):
+        assert shield() in desire([machine("tcp 22")], around).rules
+    assert not desire([machine()], replace(POD, kubevirt=frozenset(Family))).rules
+
+
+def shield() -> Rule:
+    return Rule(
+        chain=Chain.RAW,
+        family=Family.IP,
+        owner=OWNER,
+        interface="k6t-eth0",
+        peer=ip_network("127.0.0.0/8"),
+    )
 
 
 def test_nothing_declared_forwards_everything() -> None:
@@ -77,6 +96,7 @@ def test_nothing_declared_forwards_everything() -> None:
         from_inside(None),
         egress(),
         answerable(),
+        shield(),
     }
 
 

@@ -44,7 +44,8 @@ OUTPUT = base_chain("output", -101)
 POSTROUTING = base_chain("postrouting", 99)
 FORWARD = base_chain("forward", -1, type="filter")
 EGRESS = base_chain("forward-egress", -2, type="filter", hook="forward")
-CHAINS = [PREROUTING, OUTPUT, POSTROUTING, EGRESS, FORWARD]
+RAW = base_chain("prerouting-raw", -301, type="filter", hook="prerouting")
+CHAINS = [RAW, PREROUTING, OUTPUT, POSTROUTING, EGRESS, FORWARD]
 
 
 def link(name: str) -> Json:

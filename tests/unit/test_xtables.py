@@ -369,7 +369,7 @@ def test_what_we_could_not_have_written_in_forward_is_foreign(fields: Json) -> N
 
 
 @pytest.mark.parametrize("verdict", ["RETURN", "DROP"])
-@pytest.mark.parametrize("chain", list(Chain)[:3])
+@pytest.mark.parametrize("chain", list(Chain)[:4])
 def test_a_filter_is_foreign_elsewhere(chain: Chain, verdict: str) -> None:
     fields = {"dst": "10.0.2.2", "comment": {"comment": OWNER}, "counters": [0, 0]}
     assert observed(Family.IP, chain, {**fields, "target": verdict}).live == ()
@@ -394,12 +394,13 @@ def test_a_chain_with_our_prefix_that_is_not_ours_is_passed_over() -> None:
 def test_chains_are_named_for_the_place_they_hang_at() -> None:
     assert [(name(chain), built_in(chain)) for chain in Chain] == [
         ("PORTRANGER-PREROUTING", "PREROUTING"),
+        ("PORTRANGER-PREROUTING", "PREROUTING"),
         ("PORTRANGER-OUTPUT", "OUTPUT"),
         ("PORTRANGER-POSTROUTING", "POSTROUTING"),
         ("PORTRANGER-FORWARD", "FORWARD"),
         ("PORTRANGER-FORWARD", "FORWARD"),
     ]
-    assert [table(chain) for chain in Chain] == [NAT, NAT, NAT, MANGLE, FILTER]
+    assert [table(chain) for chain in Chain] == [MANGLE, NAT, NAT, NAT, MANGLE, FILTER]
 
 
 def test_a_first_plan_makes_chains_then_rules_in_each_family_that_has_some() -> None:
