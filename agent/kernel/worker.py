@@ -51,7 +51,10 @@ def home() -> int:
     """The network namespace of this process, as it is when the first worker is thought of. Workers
     are started there, whatever namespace the thread is in that needs one: a process keeps the
     namespace alive that it was started in."""
-    return os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise TryAgain(f"cannot open our own network namespace ({error})", "Try again") from error
 
 
 @contextmanager
