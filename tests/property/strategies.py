@@ -42,6 +42,7 @@ from rules.model import (
 )
 from rules.nft import Json
 from rules.nft_listing import decode
+from rules.places import LOOPBACK_NETWORK
 from rules.plan import Plan
 from rules.ports import HIGHEST, LOWEST, PortRange
 from rules.shapes import FEW, MANY, lookup_of
@@ -160,6 +161,10 @@ owners = st.sampled_from(["", "a", "VirtualMachine/default/vm/default", 'q"\\', 
 def rules(draw: st.DrawFn) -> Rule:
     """Any rule that the codec can write, whether or not we ever would."""
     chain, family = draw(st.sampled_from(Chain)), draw(st.sampled_from(Family))
+    if chain is Chain.RAW:
+        link = draw(st.sampled_from(["eth0", "k6t-eth0"]))
+        shield = {"chain": chain, "family": Family.IP, "interface": link, "peer": LOOPBACK_NETWORK}
+        return Rule(owner=draw(owners), **shield)  # type: ignore[arg-type]  # of several types
     addresses = st.sampled_from(ADDRESSES[family])
     source, destination = draw(st.none() | addresses), draw(st.none() | addresses)
     claim = draw(st.none() | claims)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rules.flattened import flattened
 from rules.model import (
+    FILTERS,
     POLICED,
     Chain,
     Desired,
@@ -335,10 +336,10 @@ def test_a_commit_is_for_one_table_and_no_table_has_chains_of_the_other(
 ) -> None:
     plan = diff("blue", after, holding(before).observed())
     chains = {rule.chain for rule in (*before.rules, *after.rules)}
-    if plan.table is not Table.DELETE and not POLICED & chains:
+    if plan.table is not Table.DELETE and not FILTERS & chains:
         assert {title for family in Family for title, _ in commits(plan, family)} <= {NAT}
     assert {chain for chain in Chain if table(chain) == FILTER} == {Chain.FORWARD}
-    assert {chain for chain in Chain if table(chain) == MANGLE} == {Chain.EGRESS}
+    assert {chain for chain in Chain if table(chain) == MANGLE} == {Chain.RAW, Chain.EGRESS}
 
 
 @given(filters().filter(lets_in), st.sets(st.integers(0, 3)))
