@@ -68,6 +68,7 @@ class Daemon:
         self._notifier = notifier
         self._stop = self._reload = False
         self._read = True  # whether the source is to be looked at
+        self._taken: Meaning | None = None  # what it last said
         self._stored = True  # whether what it says is written down
         self._resync = 0.0
         self._progress: float | None = None  # when work last went on; None: waiting for some
@@ -253,7 +254,8 @@ class Daemon:
             self._remember()
 
     def _wait(self) -> None:
-        due = [self._keeper.due, self._resync, self._listen, self._store.due]
+        due = [self._resync, self._listen, self._store.due]
+        due += [] if self._taken is None else [self._keeper.due]
         due += [one for one in (self._source.due, self._arrivals.due) if one is not None]
         due += [] if self._stored else [-math.inf]
         if self._notifier.watchdog_seconds:
@@ -299,6 +301,8 @@ class Daemon:
         if self._read:
             self._read = False
             self._take(self._looked_at())
+        if self._taken is None:
+            return
         self._store.leave(self._keeper.leaving)
         looked = self._keeper.work(self._progressed, lambda: self._stop)
         self._arrivals.follow(self._folders())
@@ -317,9 +321,9 @@ class Daemon:
             self._work()
             self._remember()
 
-    def _looked_at(self) -> Meaning:
+    def _looked_at(self) -> Meaning | None:
         """What the source says now. A bug that it meets in what objects say together, which cannot
-        be told of one of them, leaves all as it was."""
+        be told of one of them, leaves all as it was; None: nothing is known of that, either."""
         try:
             return self._source.look(self._reads)
         except _Stopped:
@@ -327,8 +331,9 @@ class Daemon:
         except Exception as error:  # as in the keeper
             self._metrics.failed()
             why = f"because of a bug in portranger ({described(error)})"
-            self._source.meaning = replace(self._source.meaning, unreadable=why)
-            return self._source.meaning
+            known = self._taken or self._source.meaning  # of a source that was never read: nothing
+            self._source.meaning = replace(known, unreadable=why)
+            return None if self._taken is None else self._source.meaning
 
     def _publish(self) -> None:
         self._news.publish(self._source, self._keeper, self._store.trouble)
@@ -343,8 +348,15 @@ class Daemon:
             if self._store.trouble != self._news.status.unwritable:
                 self._publish()
 
-    def _take(self, meaning: Meaning) -> None:
-        """Make what the manifests say now what is wanted."""
+    def _take(self, meaning: Meaning | None) -> None:
+        """Make what the manifests say now what is wanted; None: whatever is there stays."""
+        if meaning is not None:
+            self._taken = meaning
+            self._want(meaning)
+        self._news.tell(self._source)
+        self._publish()
+
+    def _want(self, meaning: Meaning) -> None:
         self._kernel.pods.instances = meaning.instances
         self._publisher.want(meaning)
         self._keeper.want(
@@ -355,8 +367,6 @@ class Daemon:
             outdated=outdated(meaning),
             laws=self._laws(meaning),
         )
-        self._news.tell(self._source)
-        self._publish()
 
     def _laws(self, meaning: Meaning) -> Laws | None:
         """The policies that are ours to enforce; None: they are not known."""

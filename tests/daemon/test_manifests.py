@@ -659,3 +659,38 @@ def test_a_bug_met_in_all_files_together_leaves_everything_as_it_was(
         node.save("a.yaml", manifest(blue, "23", "a"))
         assert comes_to_forward(blue, "tcp 23")
         assert eventually(lambda: not daemon.status()["unreadable"])
+
+
+def test_a_bug_met_in_all_files_at_the_start_removes_nothing(
+    node: Node, blue: str, tmp_path: Path
+) -> None:
+    environment = faulty.environment(tmp_path / "custom")
+    with pod() as red:
+        with node.running(environment=environment):
+            node.save("a.yaml", manifest(blue, "22", "a"))
+            assert comes_to_forward(blue, "tcp 22")
+            assert eventually(lambda: any((node.state / "last-good").glob("*.json")))
+        node.save("b.yaml", manifest(red, "80", faulty.TOGETHER))
+        with node.running(environment=environment) as daemon:
+            assert eventually(lambda: faulty.SAID in str(daemon.status()["unreadable"]))
+            daemon.reload()
+            assert (forwarded(blue), forwarded(red)) == ({"tcp 22"}, set())
+            node.remove("b.yaml")
+            node.save("a.yaml", manifest(blue, "23", "a"))
+            assert comes_to_forward(blue, "tcp 23")
+
+
+def test_a_bug_met_in_another_directory_after_a_reload_removes_nothing(
+    node: Node, blue: str, tmp_path: Path
+) -> None:
+    environment = faulty.environment(tmp_path / "custom")
+    with pod() as red, node.running(environment=environment) as daemon:
+        node.save("a.yaml", manifest(blue, "22", "a"))
+        assert comes_to_forward(blue, "tcp 22")
+        other = tmp_path / "other.d"
+        other.mkdir()
+        (other / "b.yaml").write_text(manifest(red, "80", faulty.TOGETHER))
+        node.configure(manifests=str(other))
+        daemon.reload()
+        assert faulty.SAID in str(daemon.status()["unreadable"])
+        assert (forwarded(blue), forwarded(red)) == ({"tcp 22"}, set())
