@@ -274,7 +274,7 @@ def _matches(rule: Rule) -> Iterator[Json]:
         yield from detour_json(rule.detour, rule.family)
     if rule.peers is not None:
         yield equal(field(rule.family.value, peers_end(rule)), f"@{rule.peers}")
-    if rule.peer is not None:
+    if rule.peer is not None and rule.chain is not Chain.RAW:
         yield equal(field(rule.family.value, peers_end(rule)), nft_sets.network_json(rule.peer))
     if rule.resumes:
         yield RESUMING

@@ -324,7 +324,7 @@ def _filtered(rule: Rule) -> Iterator[bytes]:
     """What only rules of filters compare."""
     source, destination, length = PLACES[rule.family]
     address = source if peers_end(rule) == "saddr" else destination
-    if rule.peer is not None:
+    if rule.peer is not None and rule.chain is not Chain.RAW:
         yield _payload(NETWORK, address, length)
         if rule.peer.prefixlen < rule.peer.max_prefixlen:
             yield _masked(rule.peer.netmask.packed)

@@ -101,7 +101,7 @@ def _parse(chain: Chain, owner: str, expr: list[Json]) -> Rule:
     conditions = [one for one in conditions if one not in (RESUMING, BOUND_FOR_LOOPBACK)]
     families: set[Family] = set()
     target: dict[str, object] = {}
-    if shields is not (chain is Chain.RAW):
+    if expr.count(BOUND_FOR_LOOPBACK) != (chain is Chain.RAW):
         raise ValueError(expr)
     if shields:
         families.add(Family.IP)

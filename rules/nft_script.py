@@ -150,7 +150,7 @@ def statement(rule: Rule) -> str:
         words.append(detour_words(rule.detour, rule.family))
     if rule.peers is not None:
         words.append(f"{rule.family.value} {peers_end(rule)} @{rule.peers}")
-    if rule.peer is not None:
+    if rule.peer is not None and rule.chain is not Chain.RAW:
         words.append(f"{rule.family.value} {peers_end(rule)} {rule.peer}")
     if rule.resumes:
         words.append("ct state established,related")
