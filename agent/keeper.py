@@ -7,6 +7,7 @@ keeps it from being done, as root there can, has it go on beside the others.
 """
 
 import math
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
@@ -72,6 +73,7 @@ class Keeper:
         self.kernel = kernel
         self._workqueue = workqueue or Inline()
         self._survey: Work[bool] | None = None  # of unmanaged namespaces, if it is not done
+        self._telling = threading.RLock()  # while what is wanted changes; looks take all or nothing
         self._publisher = publisher
         self._machines: tuple[Machine, ...] = ()
         self._laws, self._filters_stay = NO_LAWS, False
@@ -112,17 +114,18 @@ class Keeper:
         outdated ones some are as an earlier version of their manifest had them. Rules of owners
         who are not among them stay where there may be more that we cannot read. Where laws are not
         known, what is enforced stays, and nobody new is forwarded to."""
-        self._machines, self._reselect, self._unselected = tuple(machines), True, False
-        filters_stay = laws is None
-        self._laws = NO_LAWS if laws is None else laws
-        self._read_node()
-        self._fence()
-        if filters_stay != self._filters_stay:
-            self._filters_stay = filters_stay
-            self.renew()
-        if unclaimed_stay != self._unclaimed_stay:
-            self._unclaimed_stay = unclaimed_stay
-            self.renew()
+        with self._telling:
+            self._machines, self._reselect, self._unselected = tuple(machines), True, False
+            filters_stay = laws is None
+            self._laws = NO_LAWS if laws is None else laws
+            self._read_node()
+            self._fence()
+            if filters_stay != self._filters_stay:
+                self._filters_stay = filters_stay
+                self.renew()
+            if unclaimed_stay != self._unclaimed_stay:
+                self._unclaimed_stay = unclaimed_stay
+                self.renew()
         if (contested or {}) != self._contested:
             self._contested_since = self._calendar()
         self._contested, self._outdated = contested or {}, outdated or {}
@@ -149,7 +152,8 @@ class Keeper:
             return
         self._fences = FAILURES
         self._log.settled("fences")
-        self._place(wanted)
+        with self._telling:
+            self._place(wanted)
 
     def _unresolved(self, policy: NetworkPolicy, error: Exception) -> None:
         """A policy met a bug: it allows nothing, and all others hold."""
@@ -265,7 +269,7 @@ class Keeper:
         return self._kept[netns]
 
     def _numbered(self, nsid: object) -> list[Kept]:
-        names = [name for name in self._numbers.get(nsid, ()) if name in self._kept]
+        names = [name for name in list(self._numbers.get(nsid, ())) if name in self._kept]
         found = [self._kept[name] for name in names]
         return [kept for kept in found if kept.identity and kept.nsid == nsid]
 
@@ -529,14 +533,17 @@ class Keeper:
             before = kept.desired if kept.identity == namespace.identity else None
             kept.identity, kept.nsid = namespace.identity, namespace.nsid
             self._numbers.setdefault(kept.nsid, set()).add(kept.netns)
+            with self._telling:
+                wish, unclaimed_stay = self._wish(kept), self._may_be_claimed(kept)
+                filters_stay = self._filters_stay and not kept.leaving
             outcome = keep(
                 kept.netns,
-                self._wish(kept),
+                wish,
                 namespace,
                 before=before,
                 links=kept.links,
-                unclaimed_stay=self._may_be_claimed(kept),
-                filters_stay=self._filters_stay and not kept.leaving,
+                unclaimed_stay=unclaimed_stay,
+                filters_stay=filters_stay,
             )
             return Look(
                 outcome=outcome,

@@ -7,7 +7,8 @@ import io
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
@@ -44,6 +45,7 @@ from tests.unit.test_publish import service
 
 STRANGER = Foreign("prerouting", 0, "accept")
 NFT = ("nft", 4711)
+A_MOMENT = 10.0  # seconds; far longer than anything here takes
 
 
 class Numbered(MemoryNamespace):
@@ -430,6 +432,34 @@ def test_a_namespace_whose_looks_take_long_rests_as_long_and_is_not_waited_for(
     house.now += 7.0
     assert house.work() == ["blue"]
     assert house.ports("blue") == {"23"}
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_a_look_in_the_middle_of_news_takes_no_half_of_them(
+    house: House, monkeypatch: pytest.MonkeyPatch, *, served: bool
+) -> None:
+    """Machines whose laws are not known are not taken for machines that no law is for."""
+    house["blue"].links = at("10.1.0.1")
+    house.want(*([shop()] if served else []), laws=LAWS)
+    assert bool(house.filters("blue")) is served
+    blocked = Blocked(house)
+    blocked.holds = {"blue"}
+    house.want(shop("tcp 23"), laws=LAWS)
+    (look,) = blocked.held
+    thread = threading.Thread(target=look.run)
+    place = house.keeper._place
+
+    def placed(wanted: Mapping[str, list[Machine]]) -> None:
+        place(wanted)
+        thread.start()
+        look.wait(0.1)  # it is to be done only when all is known
+
+    monkeypatch.setattr(house.keeper, "_place", placed)
+    house.keeper.want([shop("tcp 24")], laws=None)
+    thread.join(A_MOMENT)
+    assert look.done
+    assert bool(house.filters("blue")) is served
+    assert ("24" in house.ports("blue")) is served
 
 
 def test_where_too_many_keep_us_waiting_it_is_tried_again(house: House) -> None:
