@@ -135,7 +135,7 @@ def as_before(desired: Desired) -> Desired:
     )
 
 
-def test_rules_of_one_chain_become_two_and_open_flows_go_on(pair: Pair) -> None:
+def test_rules_of_one_chain_become_two(pair: Pair) -> None:
     desired = wanted(pair, *machines((None, OPEN), (SHUT, None)))
     allowed = wanted(pair, *machines((None, OPEN), (OPEN, None)))
     for before, after, passes in (
