@@ -26,7 +26,9 @@ MOST_FLOWS = 64  # that are compared with each filter
 DEEPEST = 32  # jumps
 VERSIONS = {Family.IP: "ipv4", Family.IP6: "ipv6"}
 REMEDY = "let it accept translated flows: nft insert rule {} ct status dnat accept"
-LEGACY_REMEDY = "let it accept translated flows: {} -I {} -m conntrack --ctstate DNAT -j ACCEPT"
+IPTABLES_REMEDY = "let it accept translated flows: {} -I {} -m conntrack --ctstate DNAT -j ACCEPT"
+IPTABLES_NFT = {("ip", "filter"): "iptables-nft", ("ip6", "filter"): "ip6tables-nft"}
+"""The program that wrote a table. It cannot read the table again once nft has put a rule there."""
 
 
 class Flow(Value, kw_only=True):
@@ -53,6 +55,13 @@ class Filter(Value, kw_only=True):
     chain: str
     drops: bool  # what no rule decides on
     rules: "Mapping[str, list[list[Expression]]]"
+
+
+def remedy(table: tuple[str, str], chain: str) -> str:
+    """What lets a chain of nftables accept translated flows."""
+    if table in IPTABLES_NFT and chain == "FORWARD":
+        return IPTABLES_REMEDY.format(IPTABLES_NFT[table], chain)
+    return REMEDY.format(f"{table[0]} {table[1]} {chain}")
 
 
 def flows(rules: Iterable[Rule], links: Surroundings) -> list[Flow]:

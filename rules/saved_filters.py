@@ -4,7 +4,7 @@ in the form that rules/foreign_filters.py reads."""
 from collections.abc import Mapping
 from ipaddress import ip_network
 
-from rules.foreign_filters import LEGACY_REMEDY, Filter
+from rules.foreign_filters import IPTABLES_REMEDY, Filter
 from rules.model import NUMBERS, Family, Protocol
 from rules.netlink_rules import ANYTHING, DPORT
 from rules.translations import STRANGE
@@ -44,7 +44,7 @@ def saved_filters(text: str, family: Family) -> list[Filter]:
     return [
         Filter(
             where=f"legacy table {family.value} filter, chain {FORWARD}",
-            remedy=LEGACY_REMEDY.format(PROGRAMS[family], FORWARD),
+            remedy=IPTABLES_REMEDY.format(PROGRAMS[family], FORWARD),
             families=frozenset({family}),
             chain=FORWARD,
             drops=drops,

@@ -23,7 +23,7 @@ from agent.kernel.translations import (
     legacy_saved,
     text_of,
 )
-from rules.foreign_filters import REMEDY, Filter
+from rules.foreign_filters import Filter, remedy
 from rules.model import Family
 from rules.nft import NAME
 from rules.problems import printable
@@ -73,7 +73,7 @@ def _of_nftables() -> tuple[Filter, ...]:
         found.append(
             Filter(
                 where=printable(f"table {where}, chain {name}", LIMIT),
-                remedy=REMEDY.format(printable(f"{where} {name}", LIMIT)),
+                remedy=printable(remedy(table, name), 2 * LIMIT),
                 families=KNOWN[table[0]],
                 chain=name,
                 drops=policy == 0,
