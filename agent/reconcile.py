@@ -82,10 +82,21 @@ def _wished(wish: Wish, namespace: "Namespace", surroundings: Surroundings) -> D
     """What the namespace should hold, as its tables can hold it: iptables has no sets. With a note
     of each filter of others that may drop what is forwarded."""
     desired = wish(namespace, surroundings)
-    found = namespace.filters() if desired.rules else ()
-    told = tuple(warnings(found, flows(desired.rules, surroundings))) if found else ()
+    told = _warned(namespace, desired, surroundings) if desired.rules else ()
     desired = replace(desired, notes=(*desired.notes, *told)) if told else desired
     return flattened(desired) if namespace.backend == "iptables" else desired
+
+
+def _warned(
+    namespace: "Namespace", desired: Desired, surroundings: Surroundings
+) -> tuple[str, ...]:
+    """A note is not worth a rule: where somebody wrote filters that cannot be made out, all else
+    is done."""
+    try:
+        found = namespace.filters()
+        return tuple(warnings(found, flows(desired.rules, surroundings))) if found else ()
+    except Exception as error:  # a bug met in what others wrote must not stop us
+        return (f"filters of others not checked: unexpected {type(error).__name__}: {error}",)
 
 
 def intend_from_nothing(netns: str, desired: Desired) -> Intent:

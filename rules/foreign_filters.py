@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NEW, DNAT = 8, 32  # ct state and ct status of the flows in question, as bits
 MOST_FLOWS = 64  # that are compared with each filter
 DEEPEST = 32  # jumps
+MOST_STEPS = 20_000  # rules and elements that flows are compared with, at 7 µs each
 VERSIONS = {Family.IP: "ipv4", Family.IP6: "ipv6"}
 REMEDY = "let it accept translated flows: nft insert rule {} ct status dnat accept"
 IPTABLES_REMEDY = "let it accept translated flows: {} -I {} -m conntrack --ctstate DNAT -j ACCEPT"
@@ -92,40 +93,74 @@ def _link_to(address: Address, links: Surroundings) -> str | None:
 
 
 def warnings(filters: Iterable[Filter], sent: Iterable[Flow]) -> Iterator[str]:
-    """One for each filter that may drop some of these flows."""
-    given = list(sent)
+    """One for each filter that may drop some of these flows. Filters are written by tenants, too:
+    what takes too long to compare is not warned of."""
+    given, work = list(sent), _Work(MOST_STEPS)
     for one in filters:
         for flow in given:
-            reason = dropped(one, flow) if flow.family in one.families else ""
+            reason = dropped(one, flow, work) if flow.family in one.families else ""
+            if work.left < 0:
+                return
             if reason:
                 yield f"{one.where} may drop forwarded flows ({flow}): {reason}; {one.remedy}"
                 break
 
 
-def dropped(one: Filter, flow: Flow) -> str:
-    """Why such flows do not get through; empty: they may."""
-    verdict = _through(one, one.chain, flow, 0)
+class _Work:
+    """How much may still be compared."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+
+def dropped(one: Filter, flow: Flow, work: _Work | None = None) -> str:
+    """Why such flows do not get through; empty: they may, or it takes too long to tell."""
+    work = work or _Work(MOST_STEPS)
+    verdict = _Walk(one, flow, work).through(one.chain)
+    if work.left < 0:
+        return ""
     if verdict == "" and one.drops:
         return "its policy is drop, and no rule accepts them"
     return "" if verdict in ("", "accept") else verdict
 
 
-def _through(one: Filter, chain: str, flow: Flow, depth: int) -> str:
-    """`accept`, why it is dropped, or nothing: the chain does not decide."""
-    for rule in one.rules.get(chain, ()):
-        verdict, sure = _applied(rule, flow)
-        for kind, target in verdict:
-            if kind in ("drop", "reject") and sure:
-                return f"a rule of chain {chain} drops them"
-            if kind == "accept" and sure:
-                return "accept"
-            if kind == "return" and sure:
-                return ""
-            if kind in ("jump", "goto") and depth < DEEPEST:
-                found = _through(one, target, flow, depth + 1)
-                if sure and (found or kind == "goto"):
-                    return found
-    return ""
+class _Walk:
+    """Of such flows through the chains of a filter."""
+
+    def __init__(self, one: Filter, flow: Flow, work: _Work) -> None:
+        self._one, self._flow, self._work = one, flow, work
+        self._known: dict[str, str] = {}  # many ways may lead to a chain: it is the same each time
+
+    def through(self, chain: str, depth: int = 0) -> str:
+        """`accept`, why it is dropped, or nothing: the chain does not decide."""
+        if chain not in self._known and depth < DEEPEST:
+            self._known[chain] = self._decided(chain, depth)
+        return self._known.get(chain, "")
+
+    def _decided(self, chain: str, depth: int) -> str:
+        for rule in self._one.rules.get(chain, ()):
+            self._work.left -= 1 + sum(map(_size, rule))
+            if self._work.left < 0:
+                break
+            verdict, sure = _applied(rule, self._flow)
+            for kind, target in verdict:
+                if kind in ("drop", "reject") and sure:
+                    return f"a rule of chain {chain} drops them"
+                if kind == "accept" and sure:
+                    return "accept"
+                if kind == "return" and sure:
+                    return ""
+                if kind in ("jump", "goto"):
+                    found = self.through(target, depth + 1)
+                    if sure and (found or kind == "goto"):
+                        return found
+        return ""
+
+
+def _size(item: "Expression") -> int:
+    """How many elements a condition has."""
+    right = item["match"]["right"] if "match" in item else None
+    return len(right["set"]) if isinstance(right, dict) and "set" in right else 0
 
 
 def _applied(rule: "list[Expression]", flow: Flow) -> tuple[list[tuple[str, str]], bool]:
@@ -163,6 +198,8 @@ def _meets(match: "Any", flow: Flow) -> bool | None:
 
 
 def _is(key: "Any", value: "Any", flow: Flow) -> bool | None:
+    if value == "*":  # the element of a set that stands for all others
+        return True
     match key:
         case {"ct": {"key": "state"}}:
             return bool(value & NEW)
@@ -183,7 +220,9 @@ def _is(key: "Any", value: "Any", flow: Flow) -> bool | None:
     return None
 
 
-def _is_link(name: str, value: "Any") -> bool:
+def _is_link(name: str, value: "Any") -> bool | None:
+    if not isinstance(value, str):  # from one name to another
+        return None
     return name.startswith(value[:-1]) if value.endswith("*") else name == value
 
 

@@ -323,6 +323,10 @@ def _value(key: "Expression", raw: bytes) -> object:
 
 
 def _interval(key: "Expression", first: bytes, last: bytes) -> object:
+    if "meta" in key and key["meta"]["key"] in NAMES_OF_LINKS.values():
+        begin = first.rstrip(b"\0")
+        if last == begin.ljust(len(last), b"\xff"):  # as "eth*" is written in a set
+            return f"{begin.decode(errors='replace')}*"
     if key is not DPORT:
         return {"range": [None, None]}
     return {"range": [int.from_bytes(first, "big"), int.from_bytes(last, "big")]}

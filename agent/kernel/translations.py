@@ -199,6 +199,8 @@ class TableReader:
     def _elements(self, name: str) -> Elements:
         if name not in self._sets:
             self._sets[name] = Elements(name in self._intervals, tuple(self._dumped(name)))
+        else:  # each rule that looks into it takes all of them apart again
+            self._count(len(self._sets[name].raw))
         return self._sets[name]
 
     def _dumped(self, name: str) -> Iterator[bytes]:

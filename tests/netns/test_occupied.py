@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from agent.kernel.foreign_filters import filters
 from agent.kernel.netns import inside, opened
 from agent.kernel.sockets import ephemeral, listeners, named, reserved
 from agent.kernel.sysctl import write
 from agent.kernel.translations import translations
+from rules.foreign_filters import Flow, warnings
 from rules.model import Family, Protocol
 from rules.occupied import Listener
 from rules.ports import PortRange
@@ -472,3 +474,45 @@ def test_looking_changes_nothing(netns: str) -> None:
     before = within(netns, "nft", "-a", "list", "ruleset")
     assert told(netns)
     assert within(netns, "nft", "-a", "list", "ruleset") == before
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        'iifname { "eth*", "veth*" } accept',
+        'oifname { "eth*", "lo" } accept',
+        "tcp dport @some accept",
+        "ct state { established, new } accept",
+    ],
+)
+def test_wildcards_in_filters_of_others_are_read(netns: str, rule: str) -> None:
+    nft(
+        netns,
+        "table inet f {\n"
+        "set some { type inet_service; flags interval; elements = { 1-5, * }\n}\n"
+        f"chain c {{ type filter hook forward priority 0; policy drop; {rule}\n}}\n}}",
+    )
+    flow = Flow(
+        family=Family.IP,
+        destination=ip_address("10.0.2.2"),
+        protocol=Protocol.TCP,
+        ports=PortRange(22, 22),
+        enters="eth0",
+        leaves="eth1",
+    )
+    with entered(netns):
+        assert list(warnings(filters(), [flow])) == []
+
+
+def test_filters_of_others_that_look_into_a_large_set_again_and_again_are_left_out(
+    netns: str,
+) -> None:
+    ports = ", ".join(map(str, range(1, 4000, 2)))
+    rules = "\n".join(["tcp dport @some accept"] * 4)
+    nft(
+        netns,
+        f"table inet f {{\nset some {{ type inet_service; elements = {{ {ports} }}\n}}\n"
+        f"chain c {{ type filter hook forward priority 0; policy drop; {rules}\n}}\n}}",
+    )
+    with entered(netns):
+        assert filters() == ()

@@ -199,6 +199,16 @@ def test_a_pending_machine_keeps_what_runs_for_it() -> None:
     assert len(intent.plan.unchanged) == len(WANTED.rules)
 
 
+def test_filters_of_others_that_meet_a_bug_are_noted_and_stop_nothing() -> None:
+    class Odd(Hindered):
+        def filters(self) -> tuple[Filter, ...]:
+            raise ZeroDivisionError("boom")
+
+    intent = intend("blue", wish_of([machine("tcp 22")]), Odd(0))
+    assert intent.desired.rules == WANTED.rules
+    assert "ZeroDivisionError: boom" in str(intent.desired.notes)
+
+
 def test_machines_are_grouped_by_namespace_and_in_order() -> None:
     given = [machine(name="b", netns="red"), machine(name="c"), machine(name="a", netns="red")]
     groups = by_namespace(given)
