@@ -5,6 +5,7 @@ The rules are taken from the kernel's own dump, without libnftables: that needs 
 each rule, and cannot read the tables of every iptables. What is read is bounded by its size, not by
 a clock. A table that cannot be read is named: nobody may take it for one without translations."""
 
+import errno
 import os
 import resource
 import subprocess
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from agent.kernel.backends import legacy_is_live
+from agent.kernel.backends import NAMES, words
 from agent.kernel.netlink import (
     NLM_F_DUMP,
     Answer,
@@ -47,6 +48,7 @@ NFTA_SET_TABLE, NFTA_SET_NAME, NFTA_SET_FLAGS = 1, 2, 3
 NFTA_ELEMENTS_TABLE, NFTA_ELEMENTS_SET, NFTA_ELEMENTS = 1, 2, 3
 NFT_SET_INTERVAL = 4
 HEADER = "=BBH"
+ABSENT = (errno.EINVAL, errno.EOPNOTSUPP)  # what a kernel without nftables answers
 DORMANT = 1
 FAMILIES = {1: "inet", 2: "ip", 10: "ip6"}
 CODES = {name: code for code, name in FAMILIES.items()}
@@ -79,13 +81,16 @@ def translations() -> Found:
         tables = list(_tables())
     except InterruptedError:
         return Found(unreadable=("nftables: tables keep changing while they are listed",))
+    except OSError as error:
+        tables = []
+        unreadable.append(f"nftables: {_reason(error)}")
     for family, name, chains in tables:
         where = printable(f"table {family} {name}", 120)
         try:
             found += TableReader((family, name), where, chains).translations()
         except (Unreadable, OSError) as error:
             unreadable.append(f"{where}: {_reason(error)}")
-    for version in Family if legacy_is_live() else ():
+    for version in _legacy():
         where = f"legacy table {version.value} nat"
         try:
             found += saved(legacy_saved(version), version, where)
@@ -94,6 +99,12 @@ def translations() -> Found:
     return Found(
         translations=tuple(dict.fromkeys(found)), unreadable=tuple(dict.fromkeys(unreadable))
     )
+
+
+def _legacy() -> list[Family]:
+    """The families whose legacy table nat is in use."""
+    files = zip((Family.IP, Family.IP6), NAMES, strict=True)
+    return [one for one, file in files if "nat" in words(f"/proc/thread-self/net/{file}")]
 
 
 def _reason(error: Exception) -> str:
@@ -115,9 +126,9 @@ def _tables() -> Iterator[tuple[str, str, dict[str, str]]]:
             chains = ask(asking, NFT_MSG_GETCHAIN, NLM_F_DUMP, bytes(4), HEADER)
         except PermissionError as error:
             raise failure(os.strerror(error.errno or 0), Table.KEEP) from error
-        except InterruptedError:
-            raise
-        except OSError:
+        except OSError as error:
+            if error.errno not in ABSENT:
+                raise
             return  # this kernel has no nftables
     kinds: dict[Name, dict[str, str]] = {}
     for header, found in chains:
@@ -222,8 +233,8 @@ def text_of(found: Attributes, kind: int) -> str:
 
 
 def legacy_saved(family: Family) -> str:
-    """What iptables-legacy-save says of the tables that are in use; nothing, where it is not
-    there. A new process is in the namespace of the thread that starts it."""
+    """What iptables-legacy-save says of the tables that are in use. A new process is
+    in the namespace of the thread that starts it."""
     program = f"/usr/sbin/{PROGRAMS[family]}-legacy-save"
     try:
         with subprocess.Popen(  # noqa: S603 - a constant path
@@ -236,8 +247,8 @@ def legacy_saved(family: Family) -> str:
             except subprocess.TimeoutExpired as late:
                 child.kill()
                 raise Unreadable(f"{program} did not finish in {PATIENCE:g} s") from late
-    except FileNotFoundError:
-        return ""
+    except FileNotFoundError as failed:
+        raise Unreadable(f"{program} is not installed") from failed
     except OSError as failed:
         raise Unreadable(f"cannot run {program} ({failed})") from failed
     if child.returncode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -516,3 +517,30 @@ def test_filters_of_others_that_look_into_a_large_set_again_and_again_are_left_o
     )
     with entered(netns):
         assert filters() == ()
+
+
+def test_legacy_tables_that_cannot_be_read_are_named(
+    netns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an image without the programs of iptables."""
+    rule = "-A PREROUTING -p tcp --dport 80 -j REDIRECT"
+    legacy(netns, rule, families=[Family.IP])
+    missing = dict.fromkeys(Family, "iptables-that-nobody-installed")
+    monkeypatch.setattr("agent.kernel.translations.PROGRAMS", missing)
+    with entered(netns):
+        found = translations()
+    (why,) = found.unreadable
+    assert why.startswith("legacy table ip nat: ")
+    assert why.endswith("is not installed")
+
+
+@pytest.mark.parametrize("code", [errno.ENOBUFS, errno.ENOMEM])
+def test_tables_that_cannot_be_listed_are_not_taken_for_none(
+    netns: str, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def asked(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("agent.kernel.translations.ask", asked)
+    with entered(netns):
+        assert f"nftables: {os.strerror(code)}" in translations().unreadable
