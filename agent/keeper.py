@@ -387,7 +387,14 @@ class Keeper:
                 self._survey.wait(BUDGET)
         if self._survey is not None and self._survey.done:
             work, self._survey = self._survey, None
-            self._looked |= work.result()
+            try:
+                self._looked |= work.result()
+                self._log.settled("survey")
+            except Exception as error:  # as in a look
+                self._metrics.failed()
+                self._log.once(
+                    "survey", "warning", "unmanaged rules not checked", reason=_unexpected(error)
+                )
 
     def _due(self, now: float) -> list[Kept]:
         """The node is first among equals: nothing is sent on to where nobody forwards it."""

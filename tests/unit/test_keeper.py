@@ -496,6 +496,21 @@ def test_what_nobody_claims_stays_while_there_are_files_we_cannot_read() -> None
     assert house.ports("red") == set()
 
 
+def test_a_bug_met_while_unmanaged_rules_are_looked_for_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def names() -> list[str]:
+        raise PermissionError("no")
+
+    house = House("blue")
+    monkeypatch.setattr(house.kernel, "names", names)
+    house.keeper.want([vm()], unclaimed_stay=True, unknown=["bad.yaml"])
+    house.work()
+    assert house.ports("blue") == {"22"}
+    assert "PermissionError: no" in house.written.getvalue()
+    assert house.keeper.due > house.now
+
+
 def test_what_we_know_to_be_given_up_goes_whatever_else_cannot_be_read() -> None:
     house = House("blue", "red")
     house.want(vm(name="one"), vm("tcp 23", name="two"), vm(netns="red"))
