@@ -258,7 +258,12 @@ class Edit:
             for rule in self._elements.get(lookup, ())
         )
         touched = {step.peers for at, step in self._sets if at is Stage.PREPARE}
-        return kept or any(rule.peers in touched for rule in self._rules)
+        asked = any(rule.peers in touched for rule in self._rules)
+        return kept or asked or (bool(touched) and self._no_longer_accepts())
+
+    def _no_longer_accepts(self) -> bool:
+        """Whether a filter rule goes that let packets pass: a set that they join may take over."""
+        return any(old.rule.chain in FILTERS and old.rule.accepts for old in unwanted(self._plan))
 
     def _needs_a_bridge(self, found: Iterable[Staged]) -> bool:
         """Whether what takes over must have done so before something goes with the switch, or what
