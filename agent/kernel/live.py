@@ -34,13 +34,14 @@ from rules.model import (
     Rule,
     Surroundings,
 )
-from rules.plan import Plan, Table
+from rules.plan import Plan, SysctlChange, Table
 from rules.publish import Node
 from rules.stale import Due
 from rules.values import replace
 
 SERVICES = "Services are always published with nftables"
 KUBELET_ROOT = "/var/lib/kubelet"
+ROUTE_LOCALNET = ".route_localnet"  # of a link
 
 
 class LiveNamespace:
@@ -114,13 +115,15 @@ class LiveNamespace:
             return tracked()
 
     def commit(self, plan: Plan) -> None:
-        """Settings first: where they may not be made, the rules would lead nowhere. What the other
+        """Settings first: where they may not be made, the rules would lead nowhere. Only loopback
+        is routed last, when the rules are there that keep the guest's side from it. What the other
         backend holds goes last: a flow that the first one has translated is left alone by the
         second, so for that moment no port is forwarded twice, and at no moment none."""
         self._backends.require(plan)
+        late = [one for one in plan.sysctls if one.name.endswith(ROUTE_LOCALNET)]
         with self._inside():
-            for change in plan.sysctls:
-                sysctl.write(change.name, change.after)
+            sysctl.require(one.name for one in late)
+        self._set(one for one in plan.sysctls if one not in late)
         self._due.append(plan)  # a stale commit may have done a part of it
         self._later.announce(self._netns, self.identity, plan)
         self._deleted |= not plan.only_adds
@@ -130,8 +133,14 @@ class LiveNamespace:
         if plan.leftovers and self._backends.other:
             gone = Plan(netns=plan.netns, table=Table.DELETE, remove=plan.leftovers)
             self._backends.other.commit(gone)
+        self._set(late)
         plans, self._due = self._due, []
         self._forget(lambda: [one for plan in plans for one in forgotten(plan)], plans)
+
+    def _set(self, changes: Iterable[SysctlChange]) -> None:
+        with self._inside():
+            for change in changes:
+                sysctl.write(change.name, change.after)
 
     def sweep(
         self, rules: Iterable[Rule], sets: Mapping[Peers, Members], guests: Set[Address]

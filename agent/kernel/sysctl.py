@@ -48,7 +48,7 @@ def write(name: str, value: str) -> None:
     except FileNotFoundError as error:
         if name.startswith(LATER):
             return  # it is there when the rules are, which the next look sees
-        raise TryAgain(f"there is no setting {name} (its link went away)") from error
+        raise _missing(name) from error
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
@@ -56,6 +56,17 @@ def write(name: str, value: str) -> None:
             f"may not set {name}={value}: {error.strerror}",
             "Run as root with /proc/sys writable, or set it yourself beforehand",
         ) from error
+
+
+def require(names: Iterable[str]) -> None:
+    """See that settings are there which are to be made later."""
+    for name in names:
+        if name not in read([name]):
+            raise _missing(name)
+
+
+def _missing(name: str) -> TryAgain:
+    return TryAgain(f"there is no setting {name} (its link went away)")
 
 
 def _put(path: str, value: str) -> None:
