@@ -44,7 +44,7 @@ BLOCKED = (
     f"a change of its rules is not done after {REPORT:g} s: a process in this namespace may hold "
     "nftables with large transactions, or the machine is overloaded; other namespaces are served"
 )
-CROWDED = "too many namespaces keep us waiting for their nftables rules"
+CROWDED = "too many namespaces block changes of their nftables rules"
 MOST_CULPRITS = 16
 HALF = 1 << 31  # of the numbers that a generation can have
 
@@ -459,7 +459,7 @@ class Keeper:
         kept.report = kept.began + REPORT
         if kept.work is None:
             kept.tried = True
-            self._failed(kept, TryAgain(CROWDED, "Find out what keeps them from being changed"))
+            self._failed(kept, TryAgain(CROWDED, "Find out which processes hold nftables in them"))
             return
         patience = 0.0 if kept.began < kept.distrusted and kept.netns != NODE else BUDGET
         while not kept.work.wait(patience) and kept.netns == NODE:

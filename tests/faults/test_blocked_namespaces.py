@@ -18,12 +18,13 @@ from agent.kernel.nftables import netlink
 from rules.nft_batch import NEWCHAIN, NEWRULE, NEWTABLE
 from tests.daemon.running import Node, Running, comes_to_forward, forwarded
 from tests.daemon.test_signals import Manager, manager
-from tests.spaces import eventually, manifest, nft, process
+from tests.spaces import eventually, manifest, nft, process, within
 
 __all__ = ["manager"]
 
 HELD = 15.0  # seconds at the most
 RULES, BEHIND = 20_000, 20_000
+LONG = 0.3
 A_MOMENT = 2.0  # seconds on a busy machine, for what takes milliseconds
 NFTA_RULE_ID, NFTA_RULE_POSITION_ID = 9, 10
 CREATE, APPEND = 0x400, 0x800
@@ -83,6 +84,16 @@ def is_blocked(pid: int) -> bool:
     return "D" in states
 
 
+def is_held(pid: int) -> bool:
+    """Whether it waits for longer than for a grace period of RCU, as each of our edits does."""
+    until = time.monotonic() + LONG
+    while is_blocked(pid):
+        if time.monotonic() > until:
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def repaired_within(netns: str, ranges: str) -> float:
     """How long it takes until what somebody removed is back."""
     nft(netns, "delete table inet portranger")
@@ -103,8 +114,9 @@ def held(node: Node, blue: str, red: str, manager: Manager) -> Iterator[Running]
         process(sys.executable, "-c", HOLD, netns=red),
     ):
         assert comes_to_forward(blue, "tcp 22")
+        assert eventually(lambda: "others" in within(red, "nft", "list", "tables"), HELD)
         node.save("red.yaml", manifest(red, "23", "red"))
-        assert eventually(lambda: is_blocked(daemon.pid), HELD), "nothing keeps it waiting"
+        assert eventually(lambda: is_held(daemon.pid), HELD), "nothing keeps it waiting"
         yield daemon
 
 
