@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from urllib.parse import urlencode
 
-from agent.sources.answers import Away, Object, Refused, away, failure
+from agent.sources.answers import Away, Denied, Object, Refused, away, failure
 from agent.sources.connection import Connection
 from agent.sources.credentials import Credentials
 from agent.sources.streams import PIECE, TooLarge, lines, messages
@@ -147,7 +147,7 @@ class Api:
     def _watched(self, path: str, query: Query) -> tuple[http.client.HTTPResponse, str]:
         """A watch that has begun, as a WebSocket if that can be, with the key that it was asked for
         with. Whoever is on the way and lets none through is not asked again; one that drops the
-        connection instead is asked without it the next time."""
+        connection instead, or forbids it as Envoy does, is asked without it the next time."""
         if not self._upgrades or self._dropped:
             self._dropped = False
             return self._sent("GET", path, query, None, "watch"), ""
@@ -160,6 +160,9 @@ class Api:
                 raise
             self._upgrades = False
             return self._sent("GET", path, query, None, "watch"), ""
+        except Denied as denied:
+            self._dropped = denied.known
+            raise
         except Away as failure:
             self._dropped = self._spoke and failure.__cause__ is not None
             raise

@@ -186,14 +186,14 @@ def test_a_server_that_asks_is_answered(server: Answering, client: Api) -> None:
 
 def test_failures_are_those_of_any_watch(server: Answering, client: Api) -> None:
     gone = line("ERROR", {"kind": "Status", "code": 410, "message": "too old"})
-    server.will(refused(410), refused(403), Socket(frame(ONE) + frame(gone)), Socket(frame(ONE)))
+    server.will(refused(410), Socket(frame(ONE) + frame(gone)), Socket(frame(ONE)), refused(403))
     with pytest.raises(Gone):
-        client.watch(PATH, {}, "1")
-    with pytest.raises(Denied):
         client.watch(PATH, {}, "1")
     with pytest.raises(Gone, match="too old"):
         watched(client)
     assert watched(client) == [1]
+    with pytest.raises(Denied):
+        client.watch(PATH, {}, "1")
     assert all("Upgrade" in one.headers for one in server.asked)
 
 
@@ -226,6 +226,17 @@ def test_who_drops_the_connection_is_asked_for_a_plain_watch_the_next_time(
 ) -> None:
     server.will(hung_up, streamed(ONE), Socket(frame(TWO)))
     with pytest.raises(Away):
+        watched(client)
+    assert watched(client) == [1]
+    assert watched(client) == [2]
+    assert ["Upgrade" in one.headers for one in server.asked] == [True, False, True]
+
+
+def test_who_forbids_a_websocket_is_asked_for_a_plain_watch_the_next_time(
+    server: Answering, client: Api
+) -> None:
+    server.will(refused(403), streamed(ONE), Socket(frame(TWO)))
+    with pytest.raises(Denied):
         watched(client)
     assert watched(client) == [1]
     assert watched(client) == [2]
