@@ -42,7 +42,8 @@ def filters() -> tuple[Filter, ...]:
     if any("filter" in words(f"/proc/thread-self/net/{name}") for name in NAMES):
         for family in Family:
             with suppress(Unreadable):
-                found += saved_filters(legacy_saved(family), family)
+                text = legacy_saved(family)
+                found += saved_filters(text, family) if text.count("\n-A ") <= MOST else []
     return tuple(found)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.kernel.foreign_filters import MOST as FEW
 from agent.kernel.foreign_filters import filters
 from agent.kernel.netns import inside, opened
 from agent.kernel.sockets import ephemeral, listeners, named, reserved
@@ -544,3 +545,16 @@ def test_tables_that_cannot_be_listed_are_not_taken_for_none(
     monkeypatch.setattr("agent.kernel.translations.ask", asked)
     with entered(netns):
         assert f"nftables: {os.strerror(code)}" in translations().unreadable
+
+
+def test_legacy_filters_of_others_are_left_out_where_there_are_very_many(
+    netns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def saved(family: Family) -> str:
+        rules = ["-A FORWARD -j DROP"] * (FEW if family is Family.IP else FEW + 1)
+        return "\n".join(["*filter", ":FORWARD ACCEPT [0:0]", *rules, "COMMIT", ""])
+
+    monkeypatch.setattr("agent.kernel.foreign_filters.words", lambda _: ["filter"])
+    monkeypatch.setattr("agent.kernel.foreign_filters.legacy_saved", saved)
+    with entered(netns):
+        assert [one.families for one in filters()] == [{Family.IP}]
