@@ -40,6 +40,7 @@ BUDGET = 0.25  # seconds that a look may keep the others waiting
 DISTRUST = 60.0  # seconds after one that took longer, in which that namespace is not waited for
 LONGEST_REST = 30.0  # seconds without another look after one that took long
 REPORT = 10.0  # seconds until a look that is not done counts as failing
+NODE_LOOK = 60.0  # seconds that one at the node may take and still count as a sign of life
 BLOCKED = (
     f"a change of its rules is not done after {REPORT:g} s: a process in this namespace may hold "
     "nftables with large transactions, or the machine is overloaded; other namespaces are served"
@@ -451,7 +452,7 @@ class Keeper:
     def _look(self, kept: Kept, beat: Callable[[], None]) -> None:
         """Begin a look, and wait for it for a moment. Only the node is waited for until it is done:
         what Services become there depends on what is known now, and nobody but its own root can
-        keep us from it."""
+        keep us from it. One that does not end is no sign of life: all others wait for it."""
         self._looked = True
         kept.look = kept.urgent = kept.relinked = kept.void = False
         kept.timer, kept.began = math.inf, self._clock()
@@ -463,7 +464,8 @@ class Keeper:
             return
         patience = 0.0 if kept.began < kept.distrusted and kept.netns != NODE else BUDGET
         while not kept.work.wait(patience) and kept.netns == NODE:
-            beat()
+            if self._clock() - kept.began <= NODE_LOOK:
+                beat()
         if kept.work.done:
             self._finish(kept)
 

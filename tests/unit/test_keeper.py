@@ -19,7 +19,7 @@ import pytest
 from agent import keeper as keeping
 from agent.backoff import FAILURES, REPAIRS
 from agent.errors import Failure, NoNamespace, NotPermitted
-from agent.keeper import NO_LAWS, REPORT, TIMED_LOOK, Keeper
+from agent.keeper import NO_LAWS, NODE_LOOK, REPORT, TIMED_LOOK, Keeper
 from agent.kept import LOOKS
 from agent.kernel.kinds import Generation, Glimpse, Known
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
@@ -854,6 +854,30 @@ def test_a_bug_met_in_services_leaves_the_node_as_it_is_and_is_tried_again(tmp_p
     house.publisher.want(Meaning())
     house.want(vm())
     assert not house[NODE].held.table
+
+
+def test_a_look_at_the_node_that_never_ends_is_no_sign_of_life(tmp_path: Path) -> None:
+    """All others wait for it, so whoever asks for our health must hear of it."""
+    house = House(NODE, store=Store(str(tmp_path), print))
+    assert house.publisher
+    beats: list[float] = []
+
+    class Slow(Work[Any]):
+        def wait(self, seconds: float) -> bool:
+            house.now += 1.0
+            if house.now > 1000.0 + 10 * NODE_LOOK:
+                self.run()
+            return super().wait(seconds * 0)
+
+    blocked = Blocked(house)
+    blocked.start = Slow  # type: ignore[method-assign,assignment]
+    house.publisher.want(Meaning(services=(service("web tcp 80@30080"),)))
+    house.keeper.want([])
+    house.keeper.work(lambda: beats.append(house.now), lambda: False)
+    assert house.standing(NODE).state is State.IN_SYNC
+    waiting = [beat for beat in beats if beat < 1000.0 + 10 * NODE_LOOK]
+    assert len(waiting) > NODE_LOOK / 2
+    assert max(waiting) <= 1000.0 + NODE_LOOK
 
 
 def test_services_lead_away_from_a_port_before_it_is_closed(tmp_path: Path) -> None:
