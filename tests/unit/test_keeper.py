@@ -870,7 +870,7 @@ def test_a_look_at_the_node_that_never_ends_is_no_sign_of_life(tmp_path: Path) -
             return super().wait(seconds * 0)
 
     blocked = Blocked(house)
-    blocked.start = Slow  # type: ignore[method-assign,assignment]
+    blocked.start = Slow  # type: ignore[method-assign]
     house.publisher.want(Meaning(services=(service("web tcp 80@30080"),)))
     house.keeper.want([])
     house.keeper.work(lambda: beats.append(house.now), lambda: False)
