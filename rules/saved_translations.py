@@ -69,7 +69,10 @@ def _saved_protocol(word: str, negated: bool) -> Packets:
 
 
 def _saved_destination(word: str, negated: bool) -> Packets:
-    network = ip_network(word)
+    try:
+        network = ip_network(word)
+    except ValueError:  # a mask with gaps: more than one
+        return ANY
     plain = network.num_addresses == 1 and not negated
     return Packets(destination=network.network_address) if plain else ANY
 

@@ -382,6 +382,7 @@ SAVED = {
     "a protocol by its number": ("-A P -p 132 -m sctp --dport 9 -j REDIRECT", ["ip sctp 9 *"]),
     "an address": ("-A P -d 192.0.2.9/32 -j DNAT", ["ip any any 192.0.2.9"]),
     "a network": ("-A P -d 192.0.2.0/24 -p tcp -m tcp --dport 7 -j DNAT", ["ip tcp 7 *"]),
+    "a mask with gaps": ("-A P -d 10.0.0.1/255.0.0.255 -p tcp --dport 7 -j DNAT", ["ip tcp 7 *"]),
     "not an address": ("-A P ! -d 192.0.2.9/32 -p tcp -m tcp --dport 7 -j DNAT", ["ip tcp 7 *"]),
     "not a protocol": ("-A P ! -p icmp -d 192.0.2.9/32 -j DNAT", ["ip any any 192.0.2.9"]),
     "a comment that looks like more": (
