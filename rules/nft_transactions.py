@@ -92,9 +92,9 @@ def _anew(plan: Plan) -> list[list[Step]]:
         return [[*made, *ours]]
     flat = _by_turn(each(written, plan.sets))
     bridge = [*_bridge(flat, behind=True)]
-    drop: list[Step] = [DropBridge(chain, behind=True) for chain in chains]
+    drop: list[Step] = [DropBridge(chain, behind=True) for chain in chains_of(flat)]
     parts = [[*made, *bridge], ours] if elements or plan.sets else [[*made, *bridge, *ours]]
-    parts += [drop]
+    parts += [drop] if drop else []
     olds = [*plan.unchanged, *unwanted(plan)]
     if all(live.handle and live.rule.peers is None for live in olds):
         return parts

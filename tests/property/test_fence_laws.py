@@ -41,7 +41,7 @@ from rules.nft_script import script
 from rules.nft_sets import Join, Leave
 from rules.nft_transactions import transactions
 from rules.plan import Plan, Table, diff
-from rules.policies import Direction, NetworkPolicy, collapsed
+from rules.policies import Direction, NetworkPolicy, apart
 from rules.ports import PortRange
 from rules.render import plan_json, plan_text, summary
 from rules.services import Pod as Known
@@ -223,7 +223,7 @@ def test_rules_are_joined_and_sets_are_named_and_sound(world: World, pod: Pod) -
     assert {rule.peers for rule in found if rule.peers} == desired.sets.keys()
     for peers, members in desired.sets.items():
         assert all(Family.of(one.network_address) is peers.family for one in members)
-        assert frozenset(collapsed(tuple(members))) == members
+        assert frozenset(apart(members)) == members
     gates = [rule for rule in found if rule.accepts and not rule.resumes]
     ranges: dict[object, list[PortRange]] = {}
     for rule in gates:
@@ -335,7 +335,7 @@ NAMES = [Peers(family, key) for family in Family for key in ("a1", "b2")]
 
 @st.composite
 def sets(draw: st.DrawFn, peers: Peers) -> Members:
-    return frozenset(collapsed(draw(st.lists(networks[peers.family], max_size=5))))
+    return frozenset(apart(draw(st.lists(networks[peers.family], max_size=5))))
 
 
 @st.composite
