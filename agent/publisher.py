@@ -93,6 +93,10 @@ class Others:
         """When it is to be read again; never, if nothing is known to have changed."""
         return self._due if self._outdated else math.inf
 
+    def forget(self) -> None:
+        """Read it at the next look, however long that took before."""
+        self._due = -math.inf
+
     def began(self, generation: "Generation | None") -> None:
         """A look begins, at that generation of the rules."""
         self._began = generation
@@ -278,7 +282,8 @@ class Publisher:
             self._unknown = self._unread  # what an earlier run published may be wanted
 
     def use(self, how: Publishing, bands: Bands) -> None:
-        """From now on it is published like this."""
+        """From now on it is published like this; what others translate is read again."""
+        self._others.forget()
         if (how, bands) != (self._how, self._bands):
             self._how, self._bands = how, bands
             self._selection = self._allocations = None

@@ -188,7 +188,10 @@ def _standing(one: Json, now: float) -> Iterator[str]:
         yield f"  {one['backend']}: {one.get('reason') or 'as configured'}"
     ranges = one.get("ranges", ())
     beside = ", beside KubeVirt's own" if one.get("mode") == "extend" else ""
-    yield f"  {counted(len(ranges), 'range')} in {counted(one.get('rules', 0), 'rule')}{beside}"
+    if one["state"] == "unmanaged" and not one.get("rules"):  # there are some: they were not read
+        yield f"  portranger show --netns {one['netns']} lists its rules"
+    else:
+        yield f"  {counted(len(ranges), 'range')} in {counted(one.get('rules', 0), 'rule')}{beside}"
     yield from (f"    {line}" for line in forwards_text(ranges))
     if change := one.get("last_change"):
         yield f"  last change {ago(change['at'], now)}: {change['what']}"

@@ -121,6 +121,13 @@ def test_a_shifted_range_is_told_with_the_ports_that_it_leads_to() -> None:
     assert "udp 31000-31099 -> 192.0.2.10 10000-10099\n" in text
 
 
+def test_rules_that_were_not_read_are_not_told_as_none() -> None:
+    lost = Standing(netns="lost", state=State.UNMANAGED, since=NOW, why="rules are left")
+    text = told(replace(NODE, namespaces=(lost,)))
+    assert "0 rules" not in text
+    assert "  portranger show --netns lost lists its rules\n" in text
+
+
 def test_what_the_daemon_lacks_itself_is_said() -> None:
     text = told(replace(NODE, outdated="line 1 is bad", unwritable="cannot write x: it is full"))
     assert "\nconfiguration: line 1 is bad\nstate: cannot write x: it is full\n" in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.kernel.memory import MemoryNamespace
-from agent.publisher import Published, published
+from agent.publisher import Others, Published, published
 from rules.model import Chain
 from rules.node_ports import Bands
 from rules.plan import diff
@@ -64,3 +64,12 @@ def test_a_pending_service_keeps_all_its_rules() -> None:
         assert chains == {Chain.PREROUTING, Chain.OUTPUT, Chain.POSTROUTING}
         ways = [live.rule.detour for live in namespace.held.live if live.rule.detour]
         assert sorted(bool(way.remote) for way in ways) == [False, True]
+
+
+def test_what_others_translate_is_read_again_at_a_reload_however_long_it_takes() -> None:
+    now = iter(range(0, 1000, 10))  # each time that somebody asks: to read takes ten seconds
+    others, namespace = Others(lambda: next(now)), MemoryNamespace(AROUND)
+    assert others.seen(namespace, [], fresh=False)[1]
+    assert not others.seen(namespace, [], fresh=False)[1]
+    others.forget()
+    assert others.seen(namespace, [], fresh=False)[1]
