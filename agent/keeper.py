@@ -509,8 +509,9 @@ class Keeper:
             self._judge(kept)
             kept.proven = None
             return
-        if kept.proven is None or kept.proven.generation is None or kept.standing.refused:
-            kept.timer = self._clock() + TIMED_LOOK
+        eventless = kept.proven is None or kept.proven.generation is None
+        if eventless or kept.standing.refused or (kept.netns == NODE and not kept.leaving):
+            kept.timer = self._clock() + TIMED_LOOK  # on the node, others may begin to use iptables
         if kept.netns == NODE and not kept.leaving and self._publisher is not None:
             kept.timer = min(kept.timer, self._publisher.due)
         if kept.leaving and not self._may_be_claimed(kept):

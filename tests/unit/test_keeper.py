@@ -1219,3 +1219,15 @@ def test_what_nobody_wants_is_cleared_also_while_laws_are_not_known() -> None:
     house.want(laws=None)
     house.want()
     assert not house["blue"].held.table
+
+
+def test_the_node_is_looked_at_by_a_timer_for_the_first_legacy_rule(tmp_path: Path) -> None:
+    """The legacy tables send no events, and nothing tells when somebody begins to use them."""
+    house = House(NODE, store=Store(str(tmp_path), print))
+    assert house.publisher
+    house.publisher.want(Meaning(services=(service("web tcp 80@30080"),)))
+    house.want()
+    for _ in range(3):  # also when all is proven
+        assert house.now < house.keeper.due <= house.now + TIMED_LOOK
+        house.now = house.keeper.due
+        house.work()
