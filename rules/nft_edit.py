@@ -204,11 +204,9 @@ class Edit:
 
     # ---------------------------------------------------------------------------------- rules
 
-    def _dropped(self, rule: Rule | None, later: Stage) -> Stage:
+    def _dropped(self, rule: Rule, later: Stage) -> Stage:
         """Sources are put in for as long as something is sent on. What a filter lets pass, and is
         closed from now on, is closed before more is sent on to it."""
-        if rule is None:
-            return Stage.SWITCH
         if rule.chain is Chain.POSTROUTING:
             return later
         if rule.chain in FILTERS and end_of(rule) in self._ends:

@@ -5,7 +5,7 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from rules.flows import forbidden, forgotten
+from rules.flows import forbidden, forgotten, unmade
 from rules.model import (
     Address,
     Chain,
@@ -332,3 +332,46 @@ def test_flows_are_cut_that_a_change_of_filters_forbids(plan: Plan, cut: str) ->
 def test_what_only_others_wanted_to_know_is_not_asked() -> None:
     """No look at open flows where no filter changed."""
     assert forgotten(change(FILTERS, [*FILTERS, EGRESS])) == ()
+
+
+GUARD = Rule(chain=Chain.PREROUTING, family=Family.IP, owner="o", interface="eth0")
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        pytest.param([], True, id="a first guard"),
+        pytest.param([GUARD], True, id="a guest to whom nothing led"),
+        pytest.param([GUARD, rule(1, 9)], False, id="a guest behind the guard from before"),
+    ],
+)
+def test_flows_of_others_to_a_guest_are_cut_when_it_comes_behind_a_guard(
+    before: list[Rule], *, expected: bool
+) -> None:
+    wanted = Desired(rules=frozenset({GUARD, rule(1, 9), rule(20, 29)}), guests=frozenset({GUEST}))
+    live = tuple(Live(one, place) for place, one in enumerate(before, 1))
+    plan = diff("x", wanted, Observed(live=live, table=True, chains=frozenset(Chain)))
+    flow = Flow(family=Family.IP, protocol=TCP, port=80, destination=POD, answerer=GUEST)
+    assert any(one.holds(flow, {POD}) for one in forgotten(plan)) is expected
+    served = replace(flow, port=25)
+    assert not any(one.holds(served, {POD}) for one in forgotten(plan))
+
+
+@pytest.mark.parametrize(
+    ("port", "destination", "answerer", "expected"),
+    [
+        (80, ELSEWHERE, GUEST, False),
+        (80, ELSEWHERE, OTHER, False),
+        (80, ELSEWHERE, ip_address("10.0.2.4"), True),
+        (81, ELSEWHERE, ip_address("10.0.2.4"), False),
+        (80, POD, ip_address("10.0.2.4"), False),
+    ],
+)
+def test_a_flow_to_a_published_port_is_unmade_if_no_endpoint_answers_it(
+    port: int, destination: Address, answerer: Address, *, expected: bool
+) -> None:
+    published = [replace(rule(80, 80, to=to), destination=ELSEWHERE) for to in (GUEST, OTHER)]
+    flow = Flow(
+        family=Family.IP, protocol=TCP, port=port, destination=destination, answerer=answerer
+    )
+    assert any(one.holds(flow, {POD}) for one in unmade(published)) is expected

@@ -19,11 +19,12 @@ from rules.model import (
     Observed,
     Protocol,
     Rule,
+    Share,
 )
-from rules.nft import commands
+from rules.nft import commands, lookup_verdict
 from rules.nft_listing import decode
 from rules.nft_script import script, statement
-from rules.nft_terms import detour_json
+from rules.nft_terms import detour_json, share_json
 from rules.nft_transactions import transactions
 from rules.plan import Plan, Table, diff
 from rules.values import replace
@@ -68,6 +69,18 @@ def field(protocol: str, name: str, right: object, op: str = "==") -> Json:
 
 SSH = field("tcp", "dport", 22)
 FROM_GUEST = field("ip", "saddr", "10.0.2.2")
+
+BACK = [*detour_json(replace(WAY, links=("eth0",)), Family.IP)]
+TRANSLATED = BACK[1]
+HALF = share_json(Share(2, (1,)), Family.IP, Protocol.TCP)
+
+
+def altered(condition: Json, right: object, **number: object) -> Json:
+    """A condition on another value, or on another number of a flow."""
+    match = condition["match"] | {"right": right}
+    if number:
+        match["left"] = {"jhash": match["left"]["jhash"] | {"seed": 1} | number}
+    return {"match": match}
 
 
 def listed(*expr: object, chain: object = "prerouting", **more: object) -> Json:
@@ -369,6 +382,43 @@ def test_a_remembered_rule_is_the_one_that_was_read() -> None:
             listed(*detour_json(WAY, Family.IP), COUNTER, MASQUERADE, chain="postrouting"),
             id="a way back by links that cannot be shown",
         ),
+        pytest.param(
+            listed(TRANSLATED, *BACK, COUNTER, MASQUERADE, chain="postrouting"),
+            id="a part of a way back twice",
+        ),
+        pytest.param(
+            listed(*BACK[:2], COUNTER, MASQUERADE, chain="postrouting"),
+            id="a way back without what was published",
+        ),
+        pytest.param(
+            listed(BACK[0], BACK[2], COUNTER, MASQUERADE, chain="postrouting"),
+            id="a way back of what was not translated",
+        ),
+        pytest.param(
+            listed(
+                altered(BACK[0], {"set": [{"concat": ["eth0", "eth1"]}]}),
+                *BACK[1:],
+                COUNTER,
+                MASQUERADE,
+                chain="postrouting",
+            ),
+            id="a way back by another link",
+        ),
+        pytest.param(
+            listed(
+                *BACK[:2],
+                altered(BACK[2], {"set": ["2001:db8::1"]}),
+                COUNTER,
+                MASQUERADE,
+                chain="postrouting",
+            ),
+            id="a way back for addresses of the other family",
+        ),
+        pytest.param(
+            listed(IPV4, altered(HALF, 1, mod=3), SSH, COUNTER, TO_GUEST),
+            id="a share by another number",
+        ),
+        pytest.param(listed(IPV4, HALF, COUNTER, TO_GUEST), id="a share of no protocol"),
         pytest.param(
             listed(IPV4, field("tcp", "dport", 22, op="!="), COUNTER, TO_GUEST),
             id="every port but one",
@@ -849,6 +899,7 @@ KEPT = pair({"range": [1000, 1007]})
         pytest.param([listed_map(KEPT, pair("*")), LOOKUP], NOT_OURS, id="a catch-all"),
         pytest.param([listed_map(KEPT, pair("ssh")), LOOKUP], NOT_OURS, id="a port by name"),
         pytest.param([listed_map(KEPT, 22), LOOKUP], NOT_OURS, id="half an element"),
+        pytest.param([listed_map(KEPT, pair(70000)), LOOKUP], NOT_OURS, id="no port at all"),
     ],
 )
 def test_a_map_that_is_not_as_we_make_it_is_unsound(entries: list[Json], why: str) -> None:
@@ -973,3 +1024,68 @@ def test_another_rule_that_looks_into_our_map_is_foreign(rule: Json) -> None:
     seen = observed(listed_map(KEPT), LOOKUP, rule)
     assert [foreign.handle for foreign in seen.foreign] == [7]
     assert (seen.mapped, seen.unsound) == ({ENTERING: 30}, "")
+
+
+def test_a_bridge_that_an_edit_left_is_known_and_serves_the_next() -> None:
+    called = "bridge-before-prerouting"
+    chain = base_chain(called, -102, hook="prerouting")
+    inside = listed(ON_ETH0, IPV4, SSH, COUNTER, TO_GUEST, chain=called)
+    seen = observed(chain, inside, listed_map(KEPT), LOOKUP)
+    assert [(one.kind, one.name) for one in seen.foreign] == [("chain", called)]
+    assert (seen.unsound, len(seen.live)) == ("", 1)
+    left = replace(mapped(*CROWD), foreign=seen.foreign)
+    plan = diff("blue", want(*CROWD[1:], forward("tcp 1000-1008")), left)
+    before, _, after = map(commands, transactions(plan))
+    assert [gist(command) for command in before] == [f"flush chain {called}", f"add rule {called}"]
+    assert [gist(command) for command in after] == [f"delete chain {called}"]
+
+
+def test_what_others_may_have_served_is_in_the_map_before_it_is_guarded() -> None:
+    guard = Rule(chain=Chain.PREROUTING, family=Family.IP, owner=OWNER)
+    plan = diff("blue", want(*CROWD, forward("tcp 5000"), guard), mapped(*CROWD))
+    assert [[gist(one) for one in commands(part)] for part in transactions(plan)] == [
+        [f"add element {NAME}"],
+        ["add rule prerouting"],
+    ]
+
+
+# ----------------------------------------------------------------------- maps from port to port
+
+SHIFTED = replace(ENTERING, shifted=True)
+LOOKUP_SHIFTED = bare(ON_ETH0, IPV4, COUNTER, lookup_verdict(SHIFTED), handle=30)
+AWAY = listed_map(pair({"range": [1000, 1001]}), name=f"{NAME}/shifted")
+
+
+def listed_ports(*pairs: object, **more: object) -> Json:
+    value = {"family": "inet", "table": "portranger", "name": f"{NAME}/shifted/ports", "handle": 28}
+    kinds = {"type": "inet_service", "map": "inet_service"}
+    return {"map": value | kinds | {"elem": list(pairs)} | more}
+
+
+def test_a_shifted_range_comes_back_from_its_two_maps() -> None:
+    seen = observed(AWAY, listed_ports([1000, 7000], [1001, 7001]), LOOKUP_SHIFTED)
+    assert [live.rule for live in seen.live] == [replace(forward("tcp 1000-1001"), to_port=7000)]
+    assert (seen.mapped, seen.unsound, seen.foreign) == ({SHIFTED: 30}, "", ())
+
+
+@pytest.mark.parametrize(
+    "ports",
+    [
+        pytest.param([], id="none"),
+        pytest.param([listed_ports([1000, 7000], [1001, 7001], flags=["timeout"])], id="flags"),
+        pytest.param([listed_ports([1000, 7000], [1001, 7001], map="mark")], id="other targets"),
+        pytest.param([listed_ports([1000, 7000], [1001, "afs"])], id="a port by name"),
+        pytest.param([listed_ports([1000, 7000], 1001)], id="half an element"),
+        pytest.param([listed_ports([1000, 7000], [1001, 7000])], id="a range that collapses"),
+        pytest.param([listed_ports([1000, 7000], [1001, 7001], [9, 9])], id="a port of no range"),
+    ],
+)
+def test_a_map_from_port_to_port_that_is_not_as_we_make_it_is_unsound(ports: list[Json]) -> None:
+    seen = observed(AWAY, *ports, LOOKUP_SHIFTED)
+    assert (seen.unsound, seen.mapped) == (f"map {NAME}/shifted is not as we make it", {})
+
+
+def test_a_range_whose_ports_lead_nowhere_goes() -> None:
+    seen = observed(AWAY, listed_ports(), LOOKUP_SHIFTED)
+    assert [(one.kind, one.ports) for one in seen.foreign] == [("element", (1000, 1001))]
+    assert (seen.live, seen.unsound) == ((), "")

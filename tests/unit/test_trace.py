@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rules.desired import desire
-from rules.model import Chain, Family, Peers, Protocol, Rule
+from rules.model import OWN, Chain, Family, Peers, Protocol, Rule
 from rules.trace import Packet, admitting, explained, matches
 from rules.values import replace
 from tests.unit.samples import (
@@ -313,3 +313,31 @@ def test_a_shifted_range_is_judged_by_the_port_of_the_guest() -> None:
     shifted = replace(forward("tcp 1022-1030"), to_port=22)
     lines = list(explained([shifted, *INGRESS], Protocol.TCP, 1022, ip_address("192.0.2.1"), SETS))
     assert lines[0].endswith("; NetworkPolicy/default/web lets it in")
+
+
+def test_of_what_the_node_sends_it_is_said_that_it_is_always_let_in() -> None:
+    own = Peers(Family.IP, "node")
+    exempt = replace(INTO, owner="node:self", accepts=True, peers=own)
+    sets = {own: frozenset({ip_network("192.0.2.100/32")})}
+    rules = [forward(), INTO, exempt]
+
+    def said(sender: str | None) -> str:
+        source = ip_address(sender) if sender else None
+        first = next(iter(explained(rules, Protocol.TCP, 22, source, sets)))
+        return first.partition("; ")[2]
+
+    assert said("192.0.2.100") == "the node itself is always let in"
+    assert said("192.0.2.1") == "but no policy lets it in: it is dropped"
+    assert said(None) == (
+        "but no policy lets it in: it is dropped, unless it is from the node itself"
+    )
+
+
+def test_what_a_node_publishes_has_an_answer_for_each_address() -> None:
+    at = [str(OWN[Family.IP]), "198.51.100.7"]
+    rules = [forward(on=None, destination=one) for one in at]
+    fate = f"goes to 10.0.2.2:22, by the rule for tcp 22 of {OWNER}"
+    assert answer(rules, sender="192.0.2.1") == [
+        f"IPv4 tcp/22 to {where} from 192.0.2.1: {fate}" for where in ("the node", "198.51.100.7")
+    ]
+    assert f"IPv4 tcp/22 to 198.51.100.7: {fate}" in answer(rules)
