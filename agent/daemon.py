@@ -265,6 +265,18 @@ class Daemon:
         self._progressed()
 
     def _hear(self) -> None:
+        self._hear_kernel()
+        self._read |= self._source.heard()
+        now = time.monotonic()
+        if now >= self._resync:
+            self._read = True
+            self._keeper.look_at_all()
+        signals.drain(self._wake)
+        self._workqueue.drain()
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._flushed)
+
+    def _hear_kernel(self) -> None:
         for event in self._events.read():
             match event:
                 case Moved(nsid, generation, pid, process):
@@ -282,15 +294,6 @@ class Daemon:
             if self._source.is_another():
                 self._source.renew()
                 self._read = True
-        self._read |= self._source.heard()
-        now = time.monotonic()
-        if now >= self._resync:
-            self._read = True
-            self._keeper.look_at_all()
-        signals.drain(self._wake)
-        self._workqueue.drain()
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._flushed)
 
     def _work(self) -> None:
         now = time.monotonic()
@@ -304,7 +307,7 @@ class Daemon:
         if self._taken is None:
             return
         self._store.leave(self._keeper.leaving)
-        looked = self._keeper.work(self._progressed, lambda: self._stop)
+        looked = self._keeper.work(self._progressed, lambda: self._stop, self._hear_kernel)
         self._arrivals.follow(self._folders())
         if looked:
             self._metrics.passed()

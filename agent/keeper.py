@@ -40,6 +40,7 @@ BUDGET = 0.25  # seconds that a look may keep the others waiting
 DISTRUST = 60.0  # seconds after one that took longer, in which that namespace is not waited for
 LONGEST_REST = 30.0  # seconds without another look after one that took long
 REPORT = 10.0  # seconds until a look that is not done counts as failing
+MEANWHILE = 0.01  # seconds between two looks at what happens while the node takes long
 NODE_LOOK = 60.0  # seconds that one at the node may take and still count as a sign of life
 BLOCKED = (
     f"a change of its rules is not done after {REPORT:g} s: a process in this namespace may hold "
@@ -73,6 +74,7 @@ class Keeper:
     ) -> None:
         self.kernel = kernel
         self._workqueue = workqueue or Inline()
+        self._hear: Callable[[], None] = lambda: None
         self._survey: Work[bool] | None = None  # of unmanaged namespaces, if it is not done
         self._telling = threading.RLock()  # while what is wanted changes; looks take all or nothing
         self._publisher = publisher
@@ -335,11 +337,16 @@ class Keeper:
 
     # ------------------------------------------------------------------------ what it does
 
-    def work(self, beat: Callable[[], None], stopping: Callable[[], bool]) -> bool:
+    def work(
+        self,
+        beat: Callable[[], None],
+        stopping: Callable[[], bool],
+        hear: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Look at what is due; whether anything was. Services lead away from what is about to go
         before it does, and to what is new when it is there. What is to be cleared is last: another
-        name of the same namespace may be wanted."""
-        now, self._looked = self._clock(), False
+        name of the same namespace may be wanted. `hear` takes in the kernel's events."""
+        now, self._looked, self._hear = self._clock(), False, hear
         self._collect(now)
         if self._unfenced and self._fences.due(now):
             self._fence()
@@ -452,7 +459,8 @@ class Keeper:
     def _look(self, kept: Kept, beat: Callable[[], None]) -> None:
         """Begin a look, and wait for it for a moment. Only the node is waited for until it is done:
         what Services become there depends on what is known now, and nobody but its own root can
-        keep us from it. One that does not end is no sign of life: all others wait for it."""
+        keep us from it. Meanwhile others are repaired. One that does not end is no sign of life:
+        what is new waits for it."""
         self._looked = True
         kept.look = kept.urgent = kept.relinked = kept.void = False
         kept.timer, kept.began = math.inf, self._clock()
@@ -466,8 +474,18 @@ class Keeper:
         while not kept.work.wait(patience) and kept.netns == NODE:
             if self._clock() - kept.began <= NODE_LOOK:
                 beat()
+            self._repair_others(beat)
+            patience = MEANWHILE
         if kept.work.done:
             self._finish(kept)
+
+    def _repair_others(self, beat: Callable[[], None]) -> None:
+        """Look where something happened while the node takes long, as it does where others have a
+        hundred thousand rules. What is wanted anew keeps its order, and waits."""
+        self._hear()
+        for kept in self._due(self._clock()):
+            if kept.desired is not None and not kept.urgent and not kept.leaving:
+                self._look(kept, beat)
 
     def _finish(self, kept: Kept) -> None:
         """Settle what a look came to. What changed while it took long has it looked at again: until

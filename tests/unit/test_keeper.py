@@ -880,6 +880,46 @@ def test_a_look_at_the_node_that_never_ends_is_no_sign_of_life(tmp_path: Path) -
     assert max(waiting) <= 1000.0 + NODE_LOOK
 
 
+def test_others_are_repaired_while_a_look_at_the_node_takes_long(tmp_path: Path) -> None:
+    house = House(NODE, "blue", "red", store=Store(str(tmp_path), print))
+    assert house.publisher
+    house.want(vm("tcp 22"), vm("tcp 22", netns="red"))
+    waits: list[bool] = []  # whether blue held its rules, at each moment that we waited
+
+    class Slow(Work[Any]):
+        def wait(self, seconds: float) -> bool:
+            house.now += 1.0
+            waits.append(house["blue"].held.table)
+            if len(waits) == 2:
+                flush(house["blue"])
+            if len(waits) == 5:
+                self.run()
+            return super().wait(seconds * 0)
+
+    class AtOnce(Work[Any]):
+        def wait(self, seconds: float) -> bool:
+            if not self.done:
+                self.run()
+            return super().wait(seconds)
+
+    blocked = Blocked(house)
+    node = [True]
+    blocked.start = lambda task: (  # type: ignore[method-assign]
+        Slow(task) if node and node.pop() else AtOnce(task)
+    )
+
+    def hear() -> None:
+        if len(waits) == 2:
+            house.keeper.moved(house["blue"].nsid, 99, ("nft", 4711))
+
+    house.publisher.want(Meaning(services=(service("web tcp 80@30080"),)))
+    house.keeper.want([vm("tcp 22"), vm("tcp 22", netns="red")])
+    house.keeper.work(lambda: None, lambda: False, hear)
+    assert waits == [True] * 5
+    assert house["blue"].held.live
+    assert house.standing(NODE).state is State.IN_SYNC
+
+
 def test_services_lead_away_from_a_port_before_it_is_closed(tmp_path: Path) -> None:
     house = House(NODE, "blue", "red", store=Store(str(tmp_path), print))
     assert house.publisher
