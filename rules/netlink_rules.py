@@ -393,7 +393,7 @@ def _xt_match(parts: Parts, _: Registers, __: Sets) -> "list[Expression]":
             return _multiport(info)
         if name == "conntrack" and revision == CONNTRACK:
             return _conntrack(info)
-    except (struct.error, IndexError):
+    except (struct.error, IndexError, StopIteration):
         return [ANYTHING]
     return [] if name == "comment" else [ANYTHING]
 

@@ -279,6 +279,10 @@ MADE = {
         f"th dport == {{{', '.join(map(str, range(1, 16)))}}}",
     ),
     "multiport of another revision": (xt("multiport", multiport(1, 80)), "anything"),
+    "multiport whose last port begins a range": (
+        xt("multiport", multiport(1, 80, begin=(0,)), 1),
+        "anything",
+    ),
     "conntrack of another revision": (xt("conntrack", conntrack(1, 0, 8), 2), "anything"),
     "conntrack that asks for more": (xt("conntrack", conntrack(3, 0, 8), 3), "anything"),
     "conntrack of new flows": (xt("conntrack", conntrack(1, 0, 8), 3), "ct state in 8"),
