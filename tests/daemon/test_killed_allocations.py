@@ -141,15 +141,21 @@ class Giver:
         """What is stored, and what the kernel holds."""
         held = Store(str(self.folder), complain).node_ports()
         assert len({one.owner for one, _ in held}) == len(held)
-        live: dict[str, PortRange] = {}
+        live: dict[str, set[PortRange]] = {}
         with kernel(NFTABLES).opened(self.netns) as namespace:
             seen = namespace.observe()
             self.known = namespace.known
         for one in seen.live:
             if one.rule.chain is Chain.PREROUTING and one.rule.ports:
-                assert one.rule.owner not in live, one.rule.owner
-                live[one.rule.owner] = one.rule.ports
-        return {one.owner: ports for one, ports in held}, live
+                live.setdefault(one.rule.owner, set()).add(one.rule.ports)
+        stored = {one.owner: ports for one, ports in held}
+        published = {
+            owner: ports
+            for owner, ranges in live.items()
+            for ports in ranges
+            if not is_leftover(owner, ports, ranges, stored)
+        }
+        return stored, published
 
     def check(self) -> tuple[bool, bool]:
         """Whether what was stored and what was committed differ, and whether anything was."""
@@ -173,6 +179,15 @@ class Giver:
 def complain(what: str) -> None:
     """Nothing that was stored is ever corrupt."""
     raise AssertionError(what)
+
+
+def is_leftover(owner: str, ports: PortRange, ranges: set[PortRange], stored: Ports) -> bool:
+    """Whether a range is one that goes with the last transaction of a change: whoever is killed
+    before that leaves it beside what has taken over."""
+    if stored.get(owner) == ports:
+        return False
+    given = (one for other, one in stored.items() if other != owner)
+    return stored.get(owner) in ranges or any(ports.overlaps(one) for one in given)
 
 
 def nobody_shares(ports: Ports) -> bool:

@@ -647,7 +647,7 @@ def grows_always(keeping: Keeping, netns: str, count: int) -> bool:
 def test_descriptors_and_memory_stay_as_they_are(blue: str) -> None:
     live = Keeping(LiveKernel(later=Deferred()))
     grown(live, blue, REAL // 4)
-    assert eventually(lambda: descriptors() <= 40)
+    assert eventually(lambda: descriptors() <= 64)  # with those of other tests of this process
     before = descriptors()
     assert not grows_always(live, blue, REAL)
     assert eventually(lambda: descriptors() <= before)

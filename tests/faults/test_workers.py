@@ -591,7 +591,10 @@ def test_rules_of_others_stay_byte_for_byte_with_their_counters() -> None:
             assert "PORTRANGER-PREROUTING" in saved(netns)
         applied(netns)
         assert saved(netns) == before
-        assert all(policies(netns)[name] >= packets for name, packets in ends.items())
+        # The kernel counts anew for the policies of a table that is replaced.
+        others = {name: packets for name, packets in ends.items() if "mangle" not in name}
+        assert others
+        assert all(policies(netns)[name] >= packets for name, packets in others.items())
         assert within(netns, "nft", "list", "ruleset") == ""
 
 
@@ -663,14 +666,15 @@ def test_a_stranger_who_jumps_to_our_chains_keeps_all_of_his_rules(
     assert "PORTRANGER" not in saved(netns)
 
 
-def test_only_the_table_nat_is_brought_to_life() -> None:
+def test_only_tables_that_hold_rules_of_ours_are_brought_to_life() -> None:
     """By fresh workers: those of a command are."""
     with pod() as netns, closing(LiveKernel(IPTABLES)) as fresh:
         with fresh.opened(netns) as namespace:
             converge(netns, wanted(netns, [DESKTOP]), namespace)
             converge(netns, wanted(netns, [EDITED]), namespace)
-        for names in ("ip_tables_names", "ip6_tables_names"):
-            assert within(netns, "cat", f"/proc/net/{names}").split() == ["nat"]
+        live = within(netns, "cat", "/proc/net/ip_tables_names").split()
+        assert sorted(live) == ["mangle", "nat"]  # which keeps the guest's side from loopback
+        assert within(netns, "cat", "/proc/net/ip6_tables_names").split() == ["nat"]
 
 
 # -------------------------------------------------------------------------- what cannot be decoded

@@ -107,7 +107,7 @@ def test_a_namespace_without_a_name_is_served_by_its_process() -> None:
         text = manifest("somewhere-else", "1000-8000")
         done = portranger("apply", "--yes", "--netns", f"pid:{child.pid}", "-f", "-", stdin=text)
         assert done.returncode == 0, done.stderr
-        assert len(observed(f"pid:{child.pid}").live) == 4
+        assert len(observed(f"pid:{child.pid}").live) == 5
         done = portranger("plan", "--netns", str(child.pid), "-f", "-", stdin=text)
         assert "No changes. 4 rules match." in done.stdout, "a number is a process, too"
 
