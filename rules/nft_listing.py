@@ -144,14 +144,14 @@ def _misplaced(found: list[Live | Foreign], rules: list[Json]) -> list[Live | Fo
     """A guard before a rule that sends packets on would keep them from it: it is not ours."""
     guards = {one.handle for one in found if isinstance(one, Live) and one.rule.guards}
     last = {
-        value.get("chain"): place
+        str(value.get("chain")): place
         for place, value in enumerate(rules)
         if handle_of(value) not in guards
     }
     early = {
         handle_of(value)
         for place, value in enumerate(rules)
-        if handle_of(value) in guards and place < last.get(value.get("chain"), -1)
+        if handle_of(value) in guards and place < last.get(str(value.get("chain")), -1)
     }
     return [
         Foreign(one.rule.chain.value, one.handle, f"guard of {one.rule.owner} before other rules")

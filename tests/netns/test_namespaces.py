@@ -109,7 +109,7 @@ def test_a_namespace_without_a_name_is_served_by_its_process() -> None:
         assert done.returncode == 0, done.stderr
         assert len(observed(f"pid:{child.pid}").live) == 5
         done = portranger("plan", "--netns", str(child.pid), "-f", "-", stdin=text)
-        assert "No changes. 4 rules match." in done.stdout, "a number is a process, too"
+        assert "No changes. 5 rules match." in done.stdout, "a number is a process, too"
 
 
 def test_a_machine_that_is_called_a_number_is_not_in_the_namespace_of_a_process(
