@@ -591,7 +591,7 @@ def test_rules_of_others_stay_byte_for_byte_with_their_counters() -> None:
             assert "PORTRANGER-PREROUTING" in saved(netns)
         applied(netns)
         assert saved(netns) == before
-        # The kernel counts anew for the policies of a table that is replaced.
+        # Policy counters of mangle, which we write, were seen to go down: they are not compared.
         others = {name: packets for name, packets in ends.items() if "mangle" not in name}
         assert others
         assert all(policies(netns)[name] >= packets for name, packets in others.items())
