@@ -66,6 +66,10 @@ demo-vm: root packages-vm venv ## the same with a real virtual machine, which qe
 test: packages-test package-vagrant venv ## run every test; what cannot run here is listed with its reason
 	@$(BIN)/python -m pytest -ra -n $(JOBS) --dist loadfile $(ARGS)
 
+.PHONY: test-stress
+test-stress: packages-test package-vagrant venv ## run every test five times, and three times beside busy loops; hours
+	@$(BIN)/python -m tests.stress $(ARGS)
+
 .PHONY: bench
 bench: packages-test venv ## measure, against nft run as a process; ARGS=--write renews docs/bench
 	@$(BIN)/python -m bench $(ARGS)
