@@ -374,7 +374,8 @@ def convert(paths: tuple[str, ...], to: str) -> int:
 def clear(netns: tuple[str, ...], yes: bool, backend: str) -> int:
     """Remove everything of ours from namespaces.
 
-    A running daemon puts it back: stop it first. Kernel settings stay as they are.
+    A running daemon puts it back: stop it first. Of kernel settings, route_localnet goes back to
+    0 on links of guests; the others stay as they are.
     """
     from agent.commands.clear import clear as command
 

@@ -34,6 +34,7 @@ from rules.places import (
     entry_families,
     entry_link,
     place_of,
+    route_localnet,
     why_pending,
 )
 from rules.ports import ALL_PORTS, PortRange, coalesce, subtract
@@ -325,4 +326,4 @@ def _sysctls(family: Family, link: str | None) -> Iterator[Sysctl]:
         return
     yield Sysctl("net.ipv4.ip_forward", "1")
     if link is not None:
-        yield Sysctl(f"net.ipv4.conf.{link.replace('.', '/')}.route_localnet", "1")
+        yield Sysctl(route_localnet(link), "1")

@@ -22,6 +22,11 @@ POD_LINK = "eth0"
 NOT_THE_NODES = frozenset({"kube-ipvs0"})
 
 
+def route_localnet(link: str) -> str:
+    """The setting that lets packets with a loopback address pass a link."""
+    return f"net.ipv4.conf.{link.replace('.', '/')}.route_localnet"
+
+
 def entry_link(masquerade: Masquerade, surroundings: Surroundings | None) -> str | None:
     """The link that traffic for it enters the namespace on; None: it is not there yet."""
     if surroundings is None:

@@ -21,6 +21,7 @@ from rules.model import (
     Rule,
     Sysctl,
 )
+from rules.places import route_localnet
 from rules.ports import ALL_PORTS, PortRange, coalesce, have
 from rules.shapes import Lives, gathered, lives, lookup_of, name, weight
 from rules.values import Value
@@ -126,10 +127,13 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
         standing=observed.standing,
         jumped=observed.jumped,
         behind=observed.behind,
-        sysctls=tuple(
-            SysctlChange(sysctl.name, observed.sysctls.get(sysctl.name), sysctl.value)
-            for sysctl in sorted(desired.sysctls, key=_turn)
-            if observed.sysctls.get(sysctl.name) != sysctl.value
+        sysctls=(
+            *_loopback_shut(desired, unchanged, observed),
+            *(
+                SysctlChange(sysctl.name, observed.sysctls.get(sysctl.name), sysctl.value)
+                for sysctl in sorted(desired.sysctls, key=_turn)
+                if observed.sysctls.get(sysctl.name) != sysctl.value
+            ),
         ),
         mapped=observed.mapped or {},
         maps=_maps(live, surplus, missing, observed),
@@ -137,6 +141,33 @@ def diff(netns: str, desired: Desired, observed: Observed) -> Plan:
         sets=_sets(desired, unchanged, observed),
         guests=desired.guests,
     )
+
+
+def loopback_settings(live: Iterable[Live | Foreign]) -> Iterator[str]:
+    """The settings that lead loopback to where these rules keep it from whoever is there."""
+    for one in live:
+        if isinstance(one, Live) and one.rule.chain is Chain.RAW and one.rule.interface:
+            yield route_localnet(one.rule.interface)
+
+
+def _loopback_shut(
+    desired: Desired, unchanged: Iterable[Live], observed: Observed
+) -> Iterator[SysctlChange]:
+    """Loopback is not led to a link any more once nothing keeps it from whoever is behind that: our
+    drop says that we had it led there. Not where the guest's own traffic is not ours to translate:
+    there it was KubeVirt that did."""
+    ours = [one for one in (*observed.live, *observed.leftovers) if isinstance(one, Live)]
+    owners = {
+        one.rule.owner
+        for one in ours
+        if one.rule.chain is Chain.POSTROUTING and one.rule.source and one.rule.to is None
+    }
+    stay = {rule.interface for rule in desired.rules if rule.chain is Chain.RAW}
+    stay |= {one.rule.interface for one in unchanged if one.rule.chain is Chain.RAW}
+    gone = (x for x in ours if x.rule.owner in owners and x.rule.interface not in stay)
+    for setting in sorted(set(loopback_settings(gone))):
+        if observed.sysctls.get(setting) == "1":
+            yield SysctlChange(setting, "1", "0")
 
 
 def _turn(sysctl: Sysctl) -> tuple[bool, Sysctl]:

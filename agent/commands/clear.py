@@ -43,6 +43,7 @@ def clear(
             failures.append(failure)
         else:
             cleared[plan.netns] = Desired()
-            console.say(f"Cleared namespace {plan.netns}; its kernel settings stay as they are.")
+            left = "its other kernel settings" if plan.sysctls else "its kernel settings"
+            console.say(f"Cleared namespace {plan.netns}; {left} stay as they are.")
     failures += undone(cleared, kernel, daemon)
     return failed(console, failures)

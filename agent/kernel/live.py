@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-from agent.errors import BackendMissing, Failure, NoNamespace, TryAgain
+from agent.errors import BackendMissing, Failure, NoNamespace, NotPermitted, TryAgain
 from agent.kernel import counters, rtnetlink, sysctl
 from agent.kernel import netns as namespaces
 from agent.kernel.backends import ASKED, AUTO, IPTABLES, NFTABLES, Workers, chosen, legacy_is_live
@@ -34,7 +34,7 @@ from rules.model import (
     Rule,
     Surroundings,
 )
-from rules.plan import Plan, SysctlChange, Table
+from rules.plan import Plan, SysctlChange, Table, loopback_settings
 from rules.publish import Node
 from rules.stale import Due
 from rules.values import replace
@@ -96,13 +96,14 @@ class LiveNamespace:
             return filters()
 
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
-        with self._inside():
-            settings = sysctl.read(sysctls)
         other = self._backends.other.observe() if self._backends.other else Observed()
-        leftovers = (*other.live, *other.foreign)
+        leftovers: tuple[Live | Foreign, ...] = (*other.live, *other.foreign)
         if other.table and not leftovers:
             leftovers = (Foreign("its tables", 0, "nothing in a place of ours"),)
-        return replace(self._backends.tables.observe(), sysctls=settings, leftovers=leftovers)
+        found = self._backends.tables.observe()
+        with self._inside():
+            names = {*sysctls, *loopback_settings(found.live), *loopback_settings(leftovers)}
+            return replace(found, sysctls=sysctl.read(names), leftovers=leftovers)
 
     def recounted(self, live: Sequence[Live]) -> tuple[Live, ...]:
         if self.backend != NFTABLES:
@@ -116,14 +117,18 @@ class LiveNamespace:
 
     def commit(self, plan: Plan) -> None:
         """Settings first: where they may not be made, the rules would lead nowhere. Only loopback
-        is routed last, when the rules are there that keep the guest's side from it. What the other
+        is routed last, when the rules are there that keep the guest's side from it; and no longer
+        routed before these go. What the other
         backend holds goes last: a flow that the first one has translated is left alone by the
         second, so for that moment no port is forwarded twice, and at no moment none."""
         self._backends.require(plan)
-        late = [one for one in plan.sysctls if one.name.endswith(ROUTE_LOCALNET)]
+        loopback = [one for one in plan.sysctls if one.name.endswith(ROUTE_LOCALNET)]
+        late = [one for one in loopback if one.after == "1"]
         with self._inside():
             sysctl.require(one.name for one in late)
-        self._set(one for one in plan.sysctls if one not in late)
+        self._set(one for one in plan.sysctls if one not in loopback)
+        with suppress(NotPermitted):  # who may not make the setting did not make it
+            self._set(one for one in loopback if one not in late)
         self._due.append(plan)  # a stale commit may have done a part of it
         self._later.announce(self._netns, self.identity, plan)
         self._deleted |= not plan.only_adds

@@ -12,7 +12,7 @@ from agent.kernel.kinds import Beat, Flushed, Generation, Glimpse, Known
 from rules.foreign_filters import Filter
 from rules.load import Tracking
 from rules.model import Address, Foreign, Live, Members, Observed, Peers, Rule, Surroundings
-from rules.plan import Plan, Table
+from rules.plan import Plan, Table, loopback_settings
 from rules.publish import Node
 from rules.values import replace
 
@@ -58,7 +58,8 @@ class MemoryNamespace:
         return ()
 
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
-        settings = {name: self.settings.get(name, DEFAULTS.get(name, "0")) for name in sysctls}
+        names = {*sysctls, *loopback_settings(self.held.live)}
+        settings = {name: self.settings.get(name, DEFAULTS.get(name, "0")) for name in names}
         return replace(self.held, sysctls=settings)
 
     def commit(self, plan: Plan) -> None:

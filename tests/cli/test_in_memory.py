@@ -91,7 +91,7 @@ def test_a_machine_that_is_no_longer_ours_loses_its_rules(
 ) -> None:
     applied(kernel)
     assert plan([str(bridged)], spoken.console, kernel=kernel, detailed=True) == 2
-    assert "Plan: 0 to add, 0 to change, 10 to remove; 0 unchanged." in spoken.out
+    assert "Plan: 0 to add, 1 to change, 10 to remove; 0 unchanged." in spoken.out
     applied(kernel, bridged)
     assert not kernel.spaces["desktop"].observe().table
 

@@ -17,7 +17,7 @@ from tests.daemon.running import (
     forwarded,
     handles,
 )
-from tests.spaces import applied, eventually, manifest, nft, observed, pod, run, vm
+from tests.spaces import applied, eventually, manifest, nft, observed, pod, run, vm, within
 
 BAD = "kind: VirtualMachine\nmetadata: ["
 
@@ -436,9 +436,12 @@ def test_a_manifest_that_is_removed_while_the_daemon_is_down(
     with node.running():
         before = handles(red)
     assert forwarded(blue) == {"tcp 22"}
+    localnet = ("sysctl", "-n", "net.ipv4.conf.k6t-eth0.route_localnet")
+    assert within(blue, *localnet).strip() == "1"
     node.remove("a.yaml")
     with node.running() as daemon:
         assert not observed(blue).table
+        assert within(blue, *localnet).strip() == "0"
         assert handles(red) == before
         assert not daemon.standing(blue)
 

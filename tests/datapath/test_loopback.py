@@ -7,14 +7,31 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 
+from agent.kernel.iptables import Iptables
 from agent.kernel.lab import Lab
+from agent.kernel.nftables import Nftables
 from rules.model import Chain, Protocol
+from rules.plan import Plan
 from tests.datapath.policing import Ask, answered
+from tests.kubevirt import programmed
 from tests.nodes import KINDS, answering, socket_in
-from tests.spaces import BACKENDS, applied, ip, lab, observed, using, vm, within
+from tests.spaces import (
+    BACKENDS,
+    NFTABLES,
+    applied,
+    asked,
+    ip,
+    lab,
+    observed,
+    portranger,
+    using,
+    vm,
+    within,
+)
 from tests.spaces import run as command
 
 TCP, UDP = Protocol.TCP, Protocol.UDP
@@ -72,8 +89,7 @@ def asks(where: str) -> list[Ask]:
 
 def test_a_guest_does_not_reach_services_on_loopback(wired: Lab) -> None:
     applied(wired.pod, vm("a", "22"))
-    setting = within(wired.pod, "sysctl", "-n", f"net.ipv4.conf.{BRIDGE}.route_localnet")
-    assert setting.strip() == "1"  # so that 127.0.0.1 leads to the guest
+    assert localnet(wired.pod) == "1"  # so that 127.0.0.1 leads to the guest
     with listening(wired.pod):
         assert answered(asks(wired.pod), asks(wired.pod)) == {*asks(wired.pod)}
         assert answered(asks(wired.guest)) == set()
@@ -87,6 +103,57 @@ def test_loopback_still_leads_to_the_guest(wired: Lab) -> None:
     wanted = [Ask(wired.pod, "", protocol, "127.0.0.1", 22) for protocol in (TCP, UDP)]
     with answering(wired.guest, "guest", [(TCP, 22), (UDP, 22)], v6=False):
         assert answered(wanted, wanted) == {*wanted}
+
+
+def test_when_its_rules_are_removed_a_guest_does_not_reach_services_on_loopback(
+    wired: Lab,
+) -> None:
+    """Neither after an edit, nor after `clear`."""
+    for removed in (applied, cleared):
+        applied(wired.pod, vm("a", "22"))
+        removed(wired.pod)
+        assert not observed(wired.pod).live
+        with listening(wired.pod):
+            assert answered(asks(wired.guest)) == set()
+            assert answered(asks(wired.pod), asks(wired.pod)) == {*asks(wired.pod)}
+        assert localnet(wired.pod) == "0"
+
+
+def test_loopback_is_shut_before_the_drop_goes(wired: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    applied(wired.pod, vm("a", "22"))
+    when_committed: list[str] = []
+    for tables in (Nftables, Iptables):
+        commit = tables.commit
+
+        def watched(self: Any, plan: Plan, commit: Any = commit) -> None:
+            when_committed.append(localnet(wired.pod))
+            commit(self, plan)
+
+        monkeypatch.setattr(tables, "commit", watched)
+    applied(wired.pod)
+    applied(wired.pod, vm("a", "22"))
+    assert when_committed == ["0", "0"]
+    assert localnet(wired.pod) == "1"
+
+
+def test_a_setting_of_kubevirt_stays_when_our_rules_go() -> None:
+    with using(NFTABLES), lab() as made:
+        programmed(made.pod, "22")
+        applied(made.pod, vm("a", "22"))
+        assert [one for one in observed(made.pod).live if one.rule.chain is Chain.RAW]
+        applied(made.pod)
+        assert not observed(made.pod).live
+        assert localnet(made.pod) == "1"
+
+
+def cleared(netns: str) -> None:
+    done = portranger("clear", "--netns", netns, "--yes", "--backend", asked())
+    assert done.returncode == 0, done.stderr
+    assert f"~ sysctl net.ipv4.conf.{BRIDGE}.route_localnet 1 -> 0" in done.stdout
+
+
+def localnet(netns: str) -> str:
+    return within(netns, "sysctl", "-n", f"net.ipv4.conf.{BRIDGE}.route_localnet").strip()
 
 
 def test_without_the_rule_the_guest_would_reach_them(wired: Lab) -> None:
