@@ -3,19 +3,18 @@ have. What is given is written down before any rule says so, so that nobody else
 is lost, the rules in the kernel still tell.
 """
 
-import math
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from agent.foreign_nat import Others
 from agent.kernel.netns import identity
 from agent.node_record import forget, record, recorded, reserved_in
+from agent.sources.boundary import Faults, described, sound
 from rules.allotment import DYNAMIC, STATIC, Allotment, allot, name_of, recalled
 from rules.budget import affordable
 from rules.desired import label
 from rules.model import (
     NODE,
     OWN,
-    Address,
     Chain,
     Desired,
     Machine,
@@ -31,7 +30,6 @@ from rules.publish import (
     RESERVED,
     Face,
     Made,
-    Node,
     Publishing,
     desire_node,
     faces,
@@ -50,8 +48,6 @@ if TYPE_CHECKING:
     from agent.metrics import Metrics
     from agent.sources.meaning import Meaning
     from agent.sources.store import Store
-
-SPARE = 20  # times as long as it took to read what others translate, it is not read again
 
 Endpoints = Mapping[str, tuple[tuple[Endpoint, ...], ...]]
 
@@ -77,52 +73,6 @@ class Published(Value):
     share: tuple[PortRange, ...] = ()  # of the reserved ports, that is ours
 
 
-class Others:
-    """What others translate on the node, as last read. To read it takes a while where there are
-    thousands of rules, so that is done at a look only if it takes one part in 20 of the time."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._known: Occupied | None = None
-        self._due = -math.inf
-        self._outdated = False  # others may have made changes since
-        self._began: Generation | None = None
-
-    @property
-    def due(self) -> float:
-        """When it is to be read again; never, if nothing is known to have changed."""
-        return self._due if self._outdated else math.inf
-
-    def forget(self) -> None:
-        """Read it at the next look, however long that took before."""
-        self._due = -math.inf
-
-    def began(self, generation: "Generation | None") -> None:
-        """A look begins, at that generation of the rules."""
-        self._began = generation
-
-    def ended(self, generation: "Generation | None") -> None:
-        """It ended at this one; what anybody committed in between may have been read or not."""
-        self._outdated |= generation is not None and generation != self._began
-
-    def seen(
-        self, namespace: "Namespace", endpoints: Sequence[Address], *, fresh: bool
-    ) -> tuple[Node, bool]:
-        """The node with what others translate there, and whether that was read just now."""
-        known, now = self._known, self._clock()
-        if fresh or known is None or now >= self._due:
-            node = namespace.node(endpoints, others=True)
-            self._known, self._outdated = node.occupied, False
-            self._due = self._clock() + SPARE * (self._clock() - now)
-            return node, True
-        self._outdated = True
-        node = namespace.node(endpoints, others=False)
-        theirs = replace(
-            node.occupied, translations=known.translations, unreadable=known.unreadable
-        )
-        return replace(node, occupied=theirs), False
-
-
 def published(  # noqa: PLR0913 - what is to be, what was, and where
     selection: Selection,
     namespace: "Namespace",
@@ -134,15 +84,19 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
     made: Made | None = None,
     others: "Others | None" = None,
     share: tuple[PortRange, ...] = (),
+    broken: Iterable[Pending] = (),
 ) -> Published:
     """What Services should become in this namespace, which is the node's own; where what nobody
-    claims there stays, nobody gets its ports either."""
+    claims there stays, nobody gets its ports either. What is live of broken ones stays as it is."""
     others = Others() if others is None else others
     rules = list(lives(namespace.observe()).by_rule)
     publications = selection.publications
     known = recalled(bands, stored, rules, [one.service for one in publications], how.addresses)
     endpoints = {end.address for one in publications for port in one.endpoints for end in port}
-    unclaimed = _unclaimed(publications, rules) if unclaimed_stay else ()
+    broken = tuple(broken)
+    bugs = {one.owner for one in broken}
+    left = [one for one in rules if unclaimed_stay or not bugs.isdisjoint(one.owner.split(","))]
+    unclaimed = _unclaimed(publications, left)
     others.began(namespace.generation)
     fresh = False
     while True:
@@ -160,11 +114,12 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
             break  # nothing is taken by what was known of others before
         fresh = True
     kept, costly, dear = affordable(kept)
-    desired = desire_node(kept, node, how, pending=_pending(publications), made=made, live=rules)
+    pending = [*_pending(publications), *broken]
+    desired = desire_node(kept, node, how, pending=pending, made=made, live=rules)
     return Published(
         replace(
             desired,
-            refused=(*allotment.refused, *refused, *costly),
+            refused=(*broken, *allotment.refused, *refused, *costly),
             notes=(*selection.notes, *notes, *more, *dear, *desired.notes),
         ),
         allotment,
@@ -238,6 +193,20 @@ def _pending(publications: Iterable[Publication]) -> list[Pending]:
     ]
 
 
+class _Wanted(Value, kw_only=True):
+    """What is to be published, and how, as one value: a look that takes long goes by what was
+    wanted when it began, whatever is wanted since."""
+
+    selection: Selection = Selection()
+    how: Publishing
+    bands: Bands
+    unknown: str = ""
+    away: str = ""
+    unread: str = ""
+    broken: tuple[Pending, ...] = ()  # Services that met a bug
+    unnamed: bool = False  # whether it is not known which rules are theirs
+
+
 class Publisher:
     """For who keeps the node: what it wants there, from look to look."""
 
@@ -256,8 +225,8 @@ class Publisher:
         self._services: tuple[Service, ...] = ()
         self._endpoints: Endpoints | None = None
         self._unknown = self._away = self._unread = ""
-        self._told = "", "", ""  # what is wrong with the source, when last selected
         self._selection: Selection | None = None
+        self._wanted = _Wanted(how=how, bands=bands)
         self._refused: frozenset[tuple[str, str]] = frozenset()  # whom what, when last asked
         self._allocations: Allocations | None = None  # as last given
         self._made: Made = {}  # the rules that were wanted at the last look
@@ -296,10 +265,10 @@ class Publisher:
     ) -> bool:
         """Find what is behind each Service now; whether it is something else than before, or is
         to be told otherwise."""
-        before, told = self._selection, self._told
-        self._told = self._unknown, self._away, self._unread
-        self._selection = self._found(machines, surroundings, unknown)
-        return (self._selection, self._told) != (before, told)
+        before, known = self._wanted, self._selection is not None
+        self._selection, faults = self._found(machines, surroundings, unknown)
+        self._decide(faults)
+        return not known or self._wanted != before
 
     def withdraw(
         self,
@@ -312,8 +281,9 @@ class Publisher:
         before = self._selection
         if before is None or self._unknown:
             return False
-        found = self._found(machines, surroundings, unknown)
+        found, _ = self._found(machines, surroundings, unknown)
         self._selection = remaining(before, found)
+        self._wanted = replace(self._wanted, selection=self._selection)
         return self._selection != before
 
     def _found(
@@ -321,37 +291,71 @@ class Publisher:
         machines: Iterable[Machine],
         surroundings: Mapping[str, Surroundings],
         unknown: Collection[str],
-    ) -> Selection:
-        if self._endpoints is None:
-            return select(self._services, machines, surroundings, unknown)
-        listed = [_listed(service, self._endpoints) for service in self._services]
-        return Selection(publications=tuple(listed))
+    ) -> tuple[Selection, Faults[Service]]:
+        """What is behind those that do not make it raise; and those that do."""
+        endpoints = self._endpoints
+
+        def found(services: Sequence[Service]) -> Selection:
+            if endpoints is None:
+                return select(services, machines, surroundings, unknown)
+            return Selection(publications=tuple(_listed(one, endpoints) for one in services))
+
+        return sound(self._services, found)
+
+    def _decide(self, faults: Faults[Service]) -> None:
+        broken, unnamed = _broken(faults)
+        self._wanted = _Wanted(
+            selection=self._selection or Selection(),
+            how=self._how,
+            bands=self._bands,
+            unknown=self._unknown,
+            away=self._away,
+            unread=self._unread,
+            broken=broken,
+            unnamed=unnamed,
+        )
 
     def wish(
         self, namespace: "Namespace", _: Surroundings, *, unclaimed_stay: bool = False
     ) -> Desired:
         """What the node should hold; what is given is stored before any rule tells of it."""
-        if self._unknown:
-            return Desired(unclaimed_stay=True, notes=(f"Services: {self._unknown}",))
-        selection = self._selection or Selection()
+        wanted = self._wanted
+        if wanted.unknown:
+            return Desired(unclaimed_stay=True, notes=(f"Services: {wanted.unknown}",))
         stored = self._store.node_ports()
-        stay = unclaimed_stay or bool(self._unread)
-        found = published(
-            selection,
-            namespace,
-            self._how,
-            self._bands,
-            stored,
-            unclaimed_stay=stay,
-            made=self._made,
-            others=self._others,
-            share=reserved_in(self._store, namespace.identity),
-        )
+        stay = unclaimed_stay or bool(wanted.unread) or wanted.unnamed
+        share = reserved_in(self._store, namespace.identity)
+
+        def become(
+            publications: Sequence[Publication], broken: Iterable[Pending] = ()
+        ) -> Published:
+            return published(
+                replace(wanted.selection, publications=tuple(publications)),
+                namespace,
+                wanted.how,
+                wanted.bands,
+                stored,
+                unclaimed_stay=stay,
+                made=self._made,
+                others=self._others,
+                share=share,
+                broken=(*wanted.broken, *broken),
+            )
+
+        found, faults = sound(wanted.selection.publications, become)
+        if faults:
+            broken, unnamed = _broken([(one.service, error) for one, error in faults])
+            bad = [one for one, _ in faults]
+            good = [
+                one for one in wanted.selection.publications if all(one is not it for it in bad)
+            ]
+            stay = stay or unnamed
+            found = become(good, broken)
         record(self._store, namespace.identity, found.share)
         self._store.keep_node_ports(found.allotment.allocations.pairs)
         self._allocations = found.allotment.allocations
         self._count(found.allotment)
-        away = (f"Services: {self._away}",) if self._away else ()
+        away = (f"Services: {wanted.away}",) if wanted.away else ()
         return replace(found.desired, unclaimed_stay=stay, notes=(*away, *found.desired.notes))
 
     @property
@@ -399,6 +403,21 @@ class Publisher:
         every = self._bands.ports
         available = allotment.allocations.available(every)
         self._metrics.allotted(len(every) - available, available)
+
+
+def _broken(faults: Faults[Service]) -> tuple[tuple[Pending, ...], bool]:
+    """What is told of Services that met a bug, for each of their ports; and whether that cannot be
+    said of all of them."""
+    found: list[Pending] = []
+    unnamed = False
+    for service, error in faults:
+        why = f"it cannot be published because of a bug in portranger ({described(error)})"
+        try:
+            names = [name_of(service, port) for port in service.ports]
+        except Exception:  # it is so broken that it has no ports
+            names, unnamed = [f"{service}"], True
+        found += [Pending(label(name), why) for name in names]
+    return tuple(found), unnamed
 
 
 def _gist(one: Pending) -> tuple[str, str]:

@@ -5,9 +5,10 @@ The object falls back to its last valid version, or is closed, and the exception
 problem of the object: in the log, in the status, and as an event on it. Pure.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from agent.errors import Failure
 from rules.problems import Problem, printable
 
 CODE = "internal-error"
@@ -18,6 +19,8 @@ _LONGEST = 300  # characters of what an exception says
 
 Object = dict[str, object]
 Read = TypeVar("Read")
+Thing = TypeVar("Thing")
+Faults = Sequence[tuple[Thing, Exception]]  # what met a bug, each with the exception
 
 
 def guarded(read: Callable[[], Read], label: str) -> Read | Problem:
@@ -26,6 +29,36 @@ def guarded(read: Callable[[], Read], label: str) -> Read | Problem:
         return read()
     except Exception as error:  # a bug met in one object must not stop the others
         return problem(label, described(error))
+
+
+def sound(
+    things: Sequence[Thing], attempt: Callable[[Sequence[Thing]], Read]
+) -> tuple[Read, Faults[Thing]]:
+    """What an attempt makes of those things that do not make it raise; and those that do, found by
+    halves. Who is first stays, where only two together do. Failures of the machine are no bugs."""
+    try:
+        return attempt(things), ()
+    except (Failure, OSError):
+        raise
+    except Exception:  # a bug met in one thing must not stop the others
+        if not things:
+            raise
+    faults: list[tuple[Thing, Exception]] = []
+
+    def grown(kept: list[Thing], rest: Sequence[Thing]) -> list[Thing]:
+        try:
+            attempt([*kept, *rest])
+        except (Failure, OSError):
+            raise
+        except Exception as error:  # as above
+            if len(rest) > 1:
+                middle = len(rest) // 2
+                return grown(grown(kept, rest[:middle]), rest[middle:])
+            faults.append((rest[0], error))
+            return kept
+        return [*kept, *rest]
+
+    return attempt(grown([], things)), faults
 
 
 def trimming(trim: Callable[[Object], object]) -> Callable[[Object], object]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from agent.foreign_nat import Others
 from agent.kernel.memory import MemoryNamespace
-from agent.publisher import Others, Published, published
+from agent.publisher import Published, published
 from rules.model import Chain
 from rules.node_ports import Bands
 from rules.plan import diff
