@@ -108,6 +108,22 @@ def test_it_has_nothing_to_build_or_load_anything_with(image: Podman) -> None:
     assert "No module named pip" in once(image, "-m", "pip", entry="python3", code=1)
 
 
+def test_it_reads_the_legacy_tables_of_a_node(image: Podman, home: str) -> None:
+    rule = ("-p", "tcp", "--dport", "30080", "-j", "DNAT", "--to-destination", "10.0.0.1")
+    within(home, "iptables-legacy", "-t", "nat", "-A", "PREROUTING", *rule)
+    patch = yaml.safe_load((ROOT / "kubernetes/components/services/daemonset.yaml").read_text())
+    [container] = patch["spec"]["template"]["spec"]["containers"]
+    allowed = [f"--cap-add={name}" for name in container["securityContext"]["capabilities"]["add"]]
+    confined = ("--read-only", "--cap-drop=ALL", "--user=0", f"--network=ns:/run/netns/{home}")
+    entry = "--entrypoint=/opt/portranger/bin/python"
+    read = (
+        "from agent.kernel.translations import translations as found; print(*found().translations)"
+    )
+    words = ("run", "--rm", *UNLIMITED, *confined, *allowed, entry, IMAGE, "-c", read)
+    told = "legacy table ip nat, chain PREROUTING translates tcp 30080"
+    assert told in image(*words)
+
+
 def test_nothing_is_compiled_when_it_starts(image: Podman) -> None:
     """Nothing could be kept of it, so it would be again at every start."""
     python = "/opt/portranger/bin/python -v -c 'import agent.daemon, agent.sources.kubernetes'"

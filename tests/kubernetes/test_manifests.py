@@ -191,7 +191,10 @@ def test_it_has_these_capabilities_and_sees_processes_only_for_kubevirt(
     assert [one.pod["hostPID"] for one in (whole, bare)] == [True, False]
 
 
-@pytest.mark.parametrize("path", ["base/daemonset.yaml", "overlays/files/daemonset.yaml"])
+@pytest.mark.parametrize(
+    "path",
+    ["base/daemonset.yaml", "overlays/files/daemonset.yaml", "components/services/daemonset.yaml"],
+)
 def test_each_capability_has_its_reason(path: str) -> None:
     text = (ALL / path).read_text()
     [listed] = re.findall(r"add:\n((?: +- .*\n)+)", text)
