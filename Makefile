@@ -59,27 +59,27 @@ demo: root packages-runtime venv ## build namespaces, forward port ranges, prove
 	@$(BIN)/portranger demo
 
 .PHONY: demo-vm
-demo-vm: root packages-vm venv ## the same with a real virtual machine, which qemu boots; 19 MB stay in ~/.cache/portranger
+demo-vm: root packages-vm venv-dev ## the same with a real virtual machine, which qemu boots; 19 MB stay in ~/.cache/portranger
 	@$(BIN)/python -m tests.vm.demo
 
 .PHONY: test
-test: packages-test package-vagrant venv ## run every test; what cannot run here is listed with its reason
+test: packages-test package-vagrant venv-dev ## run every test; what cannot run here is listed with its reason
 	@$(BIN)/python -m pytest -ra -n $(JOBS) --dist loadfile $(ARGS)
 
 .PHONY: test-stress
-test-stress: packages-test package-vagrant venv ## run every test five times, and three times beside busy loops; hours
+test-stress: packages-test package-vagrant venv-dev ## run every test five times, and three times beside busy loops; hours
 	@$(BIN)/python -m tests.stress $(ARGS)
 
 .PHONY: bench
-bench: packages-test venv ## measure, against nft run as a process; ARGS=--write renews docs/bench
+bench: packages-test venv-dev ## measure, against nft run as a process; ARGS=--write renews docs/bench
 	@$(BIN)/python -m bench $(ARGS)
 
 .PHONY: bench-quick
-bench-quick: packages-test venv ## the ratios that matter, in a minute, with room for noise
+bench-quick: packages-test venv-dev ## the ratios that matter, in a minute, with room for noise
 	@$(BIN)/python -m bench quick
 
 .PHONY: bench-peers
-bench-peers: packages-test venv packages-peers ## measure, against what others would use for the same job
+bench-peers: packages-test venv-dev packages-peers ## measure, against what others would use for the same job
 	@$(BIN)/python -m bench.peers $(ARGS)
 
 ##@ Run it as a service
@@ -106,7 +106,7 @@ deb: packages-deb ## build the Debian package into dist/, for the Debian of this
 	@$(build_package)
 
 .PHONY: sbom
-sbom: venv ## write the bill of materials into dist/ (CycloneDX), and the table of licences into docs/
+sbom: venv-dev ## write the bill of materials into dist/ (CycloneDX), and the table of licences into docs/
 	@$(BIN)/python -m release.licences docs/supply-chain.md
 	$(BIN)/python -m release.sbom dist/portranger.cdx.json
 
@@ -130,38 +130,38 @@ deploy: packages-image ## build the image, and let the cluster of this machine r
 check: check-format check-lint check-types check-imports check-coverage ## everything that needs no root: format, lint, types, imports, coverage
 
 .PHONY: check-format
-check-format: venv
+check-format: venv-dev
 	@$(BIN)/ruff format --check .
 
 .PHONY: check-lint
-check-lint: venv
+check-lint: venv-dev
 	@$(BIN)/ruff check .
 
 .PHONY: check-types
-check-types: venv
+check-types: venv-dev
 	@$(BIN)/mypy
 
 .PHONY: check-imports
-check-imports: venv
+check-imports: venv-dev
 	@$(BIN)/lint-imports --no-cache
 
 # A data file of its own: two runs at once must not write into each other's.
 .PHONY: check-coverage
-check-coverage: venv
+check-coverage: venv-dev
 	@export COVERAGE_FILE=.coverage.$$$$
 	trap 'rm -f "$$COVERAGE_FILE"' EXIT
 	EXAMPLES=20 $(BIN)/coverage run -m pytest -q $(PURE_TESTS)
 	$(BIN)/coverage report
 
 .PHONY: format
-format: venv ## put the code in its shape, and mend what ruff can mend
+format: venv-dev ## put the code in its shape, and mend what ruff can mend
 	@$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
 # Into a folder of its own: the environment stays as it is locked.
 .PHONY: fuzz
 fuzz: SECONDS := 60
-fuzz: venv ## feed every parser with what it does not expect: SECONDS=60 for each, ARGS=target
+fuzz: venv-dev ## feed every parser with what it does not expect: SECONDS=60 for each, ARGS=target
 	@if ! PYTHONPATH=.fuzz/lib $(BIN)/python -c 'import atheris' 2>/dev/null; then
 	    $(BIN)/python -m pip install -q --only-binary :all: --require-hashes --target .fuzz/lib \
 	        -r tests/fuzz/atheris.txt || echo "make: no atheris for this Python: by chance, then" >&2
@@ -169,24 +169,27 @@ fuzz: venv ## feed every parser with what it does not expect: SECONDS=60 for eac
 	PYTHONPATH=.fuzz/lib $(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 
 .PHONY: kube-assets
-kube-assets: packages-test venv ## build the API server that tests need, once: minutes, and Go; or set KUBEBUILDER_ASSETS
+kube-assets: packages-test venv-dev ## build the API server that tests need, once: minutes, and Go; or set KUBEBUILDER_ASSETS
 	@$(BIN)/python -m tests.kubernetes.assets
 
 .PHONY: test-kernels
 test-kernels: KERNELS := 6.1 6.12
-test-kernels: root packages-kernels venv ## boot other kernels under qemu, and run the demo, the hitless suite and some tests there
+test-kernels: root packages-kernels venv-dev ## boot other kernels under qemu, and run the demo, the hitless suite and some tests there
 	@$(BIN)/python -m tests.kernels $(KERNELS) $(ARGS)
 
 ##@ Set it up
 
-.PHONY: venv
-venv: packages-python ## make or renew .venv; does nothing, and needs no network, when it is current
+.PHONY: venv venv-dev
+venv: ## make or renew .venv, to run portranger; does nothing, and needs no network, when it is current
+venv-dev: ## the same with the tools of make test and make check
+venv-dev: WITH_TOOLS := yes
+venv venv-dev: packages-python
 	@($(renew_venv))
 	# Where Python may not write bytecode by itself, every start would compile us anew.
 	$(BIN)/python -m compileall -q agent rules
 
 .PHONY: test-tree
-test-tree: packages-test venv ## make the Debian that tests boot, which else they make themselves
+test-tree: packages-test venv-dev ## make the Debian that tests boot, which else they make themselves
 	@$(BIN)/python -m tests.systemd.trees
 
 .PHONY: lock
@@ -343,16 +346,21 @@ endef
 
 # ------------------------------------------------------------------------- the Python environment
 
-# .venv is current when both marks in it say what they would say now. Its dependencies are built
+# .venv is current when the marks in it say what they would say now. Its dependencies are built
 # anew when the pins change, or when the clone has moved (scripts hold absolute paths); when only
-# pyproject.toml changed, the project is installed again beside a running command.
+# pyproject.toml changed, the project is installed again beside a running command. The tools of
+# developers are added when a target needs them, and stay.
 define renew_venv
-pins() { { pwd; cat requirements/*.txt; } | sha256sum; }
+pins() { { pwd; cat requirements/{build,runtime,iptables}.txt; } | sha256sum; }
+tools() { sha256sum <requirements/dev.txt; }
 project() { sha256sum <pyproject.toml; }
 says() { [[ -r $$1 && $$(<"$$1") == "$$2" ]]; }
 runs() { $(BIN)/python -c '' 2>/dev/null; }
-built() { runs && says $(VENV)/.pins "$$(pins)"; }
-current() { built && says $(VENV)/.project "$$(project)"; }
+equipped() { says $(VENV)/.tools "$$(tools)"; }
+built() { runs && says $(VENV)/.pins "$$(pins)" && { [[ ! -e $(VENV)/.tools ]] || equipped; }; }
+complete() { [[ ! '$(WITH_TOOLS)' ]] || equipped; }
+current() { built && complete && says $(VENV)/.project "$$(project)"; }
+add() { $(BIN)/python -m pip install -q --no-build-isolation "$$@"; }
 if current; then exit; fi
 # The lock is on the directory itself: nothing to create, to ignore or to clean up.
 exec 9<.
@@ -367,24 +375,31 @@ if ! built; then
     echo "make: building $(VENV) with $$($(PYTHON) -V)"
     rm -rf $(VENV)
     $(PYTHON) -m venv $(VENV)
-    $(BIN)/python -m pip install -q --require-hashes -r requirements/build.txt
+    add --require-hashes -r requirements/build.txt
     # setuptools is there already, pinned: an isolated build would download its own.
-    $(BIN)/python -m pip install -q --require-hashes --no-build-isolation \
-        -r requirements/runtime.txt -r requirements/iptables.txt -r requirements/dev.txt
+    add --require-hashes -r requirements/runtime.txt -r requirements/iptables.txt
     # pip-nftables drops an __init__.py into site-packages itself, which makes tools take the whole
     # directory for one package.
     rm -f $(VENV)/lib/python3*/site-packages/__init__.py
+    pins >$(VENV)/.pins
 fi
-echo "make: installing portranger into $(VENV)"
-rm -f $(VENV)/.project
-$(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
-if ! told=$$($(BIN)/python -m pip check); then
-    echo "make: requirements/ is not what pyproject.toml asks for: make lock" >&2
-    echo "$$told" >&2
-    exit 1
+if ! complete; then
+    echo "make: adding the tools of developers to $(VENV)"
+    rm -f $(VENV)/.project
+    add --require-hashes -r requirements/dev.txt
+    tools >$(VENV)/.tools
 fi
-pins >$(VENV)/.pins
-project >$(VENV)/.project
+if ! current; then
+    echo "make: installing portranger into $(VENV)"
+    rm -f $(VENV)/.project
+    $(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
+    if ! told=$$($(BIN)/python -m pip check); then
+        echo "make: requirements/ is not what pyproject.toml asks for: make lock" >&2
+        echo "$$told" >&2
+        exit 1
+    fi
+    project >$(VENV)/.project
+fi
 endef
 
 # ----------------------------------------------------------------------------------- installation
@@ -463,7 +478,7 @@ export PYTHONDONTWRITEBYTECODE=1
 staging=$$root$$environment.new
 scratch=$$(mktemp -d)
 trap 'rm -rf "$$scratch" "$$staging"' EXIT
-pins() { { $(PYTHON) -VV; cat requirements/*.txt; } | sha256sum; }
+pins() { { $(PYTHON) -VV; cat requirements/{build,runtime,iptables}.txt; } | sha256sum; }
 pip() { "$$staging/bin/python" -m pip -q "$$@"; }
 add() { pip install --no-compile --root-user-action=ignore "$$@"; }
 build_environment() {

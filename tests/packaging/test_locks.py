@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import version
@@ -14,6 +15,7 @@ from packaging.requirements import Requirement
 from release.lock import files_of
 from release.locks import PARTS, Locked, canonical, everything, path, read, written
 from tests.spaces import ROOT, run
+from tests.systemd.trees import PATIENCE
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -77,16 +79,46 @@ def test_what_was_written_is_what_is_read() -> None:
     assert read("dev", written("dev", [one])) == (one,)
 
 
-def test_a_file_with_another_hash_is_not_installed(tmp_path: Path) -> None:
-    """Held to what make itself does, with a lock that somebody tampered with."""
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """What `make venv` reads of a clone."""
     for name in ("Makefile", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     run("cp", "-r", *(ROOT / name for name in ("requirements", "release", "rules")), tmp_path)
-    lock = tmp_path / "requirements/build.txt"
+    (tmp_path / "agent").mkdir()
+    return tmp_path
+
+
+def made(clone: Path, target: str, code: int) -> str:
+    """What make says of an error. It downloads."""
+    words = ("make", "--silent", "-C", str(clone), target, f"PYTHON={sys.executable}")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stderr
+
+
+def tamper(lock: Path) -> None:
     lock.write_text(re.sub(r"sha256:.{8}", "sha256:00000000", lock.read_text()))
-    told = run("make", "--silent", "-C", tmp_path, "venv", f"PYTHON={sys.executable}", code=2)
-    assert "DO NOT MATCH THE HASHES" in told.stderr
-    assert not (tmp_path / ".venv/.pins").exists()
+
+
+def test_a_file_with_another_hash_is_not_installed(clone: Path) -> None:
+    """Held to what make itself does, with a lock that somebody tampered with."""
+    tamper(clone / "requirements/build.txt")
+    assert "DO NOT MATCH THE HASHES" in made(clone, "venv", 2)
+    assert not (clone / ".venv/.pins").exists()
+
+
+def test_developer_tools_are_installed_only_where_they_are_needed(clone: Path) -> None:
+    """`make demo` needs no more than `make venv`. Here the tools cannot be installed."""
+    assert re.search(r"(?m)^demo:.* venv ", (clone / "Makefile").read_text())
+    tamper(clone / "requirements/dev.txt")
+    made(clone, "venv", 0)
+    [packages] = clone.glob(".venv/lib/python3*/site-packages")
+    installed = {canonical(path.name.split("-")[0]) for path in packages.glob("*.dist-info")}
+    assert {canonical(one.name) for one in everything("runtime")} <= installed
+    assert not installed & {canonical(one.name) for one in everything("dev")}
+    assert "DO NOT MATCH THE HASHES" in made(clone, "venv-dev", 2)
+    made(clone, "venv", 0)
 
 
 def test_every_installation_from_a_lock_demands_hashes() -> None:
