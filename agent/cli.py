@@ -309,6 +309,54 @@ def status(config: str | None, netns: tuple[str, ...], output: str) -> int:
 
 @portranger.command(
     epilog=examples(
+        "wait -f /etc/portranger/manifests.d",
+        "wait -f desktop.yaml --timeout 10",
+        "wait --revision 1763441234567",
+    )
+)
+@config
+@click.option(
+    "-f",
+    "--file",
+    "paths",
+    multiple=True,
+    metavar="PATH",
+    shell_complete=_files,
+    help="A file of the daemon's manifests directory, or a copy of one, or all of the directory; "
+    "may be repeated.",
+)
+@click.option(
+    "--revision",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="A revision, as `portranger status` reports it. Without it and -f, the newest.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 86400),
+    callback=a_number,
+    default=60.0,
+    metavar="S",
+    help="Give up after so many seconds; 0 only asks.",
+)
+def wait(config: str | None, paths: tuple[str, ...], revision: int | None, timeout: float) -> int:
+    """Wait until manifests are applied.
+
+    They are once the kernel holds what the daemon makes of them, and the flows of ports that they
+    close or move are flushed.
+    """
+    if paths and revision is not None:
+        raise click.UsageError("Give either -f PATH or --revision N.")
+    from agent.commands.wait import wait as command
+    from agent.config import load
+
+    return command(
+        load(config), this_process(), paths=paths, revision=revision or 0, timeout=timeout
+    )
+
+
+@portranger.command(
+    epilog=examples(
         "explain --live --netns desktop tcp/8080",
         "explain -f desktop.yaml udp/5060 --from 192.0.2.7",
     )

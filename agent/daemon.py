@@ -33,6 +33,7 @@ from agent.news import News
 from agent.node_addresses import NodeAddresses
 from agent.notify import Notifier
 from agent.publisher import Publisher, publishing
+from agent.revision import Revision, Revisions
 from agent.server import Busy, Server
 from agent.sources.boundary import described
 from agent.sources.directory import Directory
@@ -74,6 +75,7 @@ class Daemon:
         self._progress: float | None = None  # when work last went on; None: waiting for some
         self._fed = -math.inf
         self._started = False
+        self._revision = Revision()  # how far it has come
 
     def run(self) -> int:
         """Until told to stop; rules stay."""
@@ -116,6 +118,7 @@ class Daemon:
         devices = Devices(self._resources, self._warn)
         self._epoll.register(devices.fileno(), select.EPOLLIN)
         self._news = News(self._log, self._notifier, devices, lambda: self._config.enforces)
+        self._revisions = Revisions(self._news.status.started)
         self._store = Store(config.state_dir, self._warn)
         self._publisher = Publisher(
             self._store,
@@ -199,6 +202,7 @@ class Daemon:
             metrics_text=self._metrics.text,
             log=self._warn,
             limit=STUCK,
+            bell=self._news.bell,
         )
         host, port = self._server.address
         self._log.info("listening", address=host, port=port)
@@ -311,8 +315,23 @@ class Daemon:
         self._arrivals.follow(self._folders())
         if looked:
             self._metrics.passed()
-        if self._keeper.news() or looked or self._news.more():
+        if self._keeper.news() or looked or self._news.more() or not self._revision.checked:
+            self._revision = self._come_to(self._taken)
             self._publish()
+
+    def _come_to(self, meaning: Meaning) -> Revision:
+        """How far it has come, after namespaces were looked at and flows flushed."""
+        unapplied, flushing = self._keeper.unapplied, self._keeper.flushing
+        self._revisions.advance(settled=not unapplied, asked=flushing.asked, done=flushing.done)
+        return Revision(
+            wanted=self._revisions.wanted,
+            applied=self._revisions.applied,
+            checked=True,
+            unapplied=unapplied,
+            unflushed=flushing.open,
+            leaving=self._keeper.leaving,
+            files=meaning.files,
+        )
 
     def _work_until_settled(self) -> None:
         """Until every namespace was looked at; one that keeps us waiting for long is reported as
@@ -339,7 +358,7 @@ class Daemon:
             return None if self._taken is None else self._source.meaning
 
     def _publish(self) -> None:
-        self._news.publish(self._source, self._keeper, self._store.trouble)
+        self._news.publish(self._source, self._keeper, self._store.trouble, self._revision)
 
     def _remember(self) -> None:
         """For the next run; whoever waits for rules need not wait for that."""
@@ -356,6 +375,10 @@ class Daemon:
         if meaning is not None:
             self._taken = meaning
             self._want(meaning)
+            wanted = self._revisions.take()
+            self._revision = replace(
+                self._revision, wanted=wanted, checked=False, files=meaning.files
+            )
         self._news.tell(self._source)
         self._publish()
 

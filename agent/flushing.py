@@ -24,9 +24,15 @@ class Flushing:
         """All flows are forgotten that commits up to this one left behind."""
         return self._latest.done
 
+    @property
+    def open(self) -> frozenset[str]:
+        """The namespaces in which flows are still to be forgotten."""
+        return self._latest.open
+
     def heard(self, flushed: Flushed) -> bool:
-        """Whether some namespace stands otherwise for it."""
-        before, self._latest = self._latest.waiting, flushed
+        """Whether that has come further, or some namespace stands otherwise for it."""
+        last, self._latest = self._latest, flushed
+        before = last.waiting
         self._metrics.forgot(flushed.count)
         self._metrics.unflushed(len(flushed.waiting))
         for why in flushed.failures:
@@ -41,7 +47,7 @@ class Flushing:
         for netns in before.keys() - flushed.waiting.keys():
             self._log.settled(("flows", netns))
             self._log.info("flows flushed", netns=netns)
-        return before != flushed.waiting
+        return (last.done, last.open, before) != (flushed.done, flushed.open, flushed.waiting)
 
     def noted(self, standing: Standing) -> Standing:
         """With what a person should know of its flows."""

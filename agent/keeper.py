@@ -319,6 +319,19 @@ class Keeper:
         return any(one.work is not None and one.report < math.inf for one in self._kept.values())
 
     @property
+    def unapplied(self) -> dict[str, str]:
+        """The namespaces that do not hold what is wanted there now, each with the reason. One that
+        does not exist is not among them."""
+        found = {
+            kept.netns: _unapplied(kept)
+            for kept in self._kept.values()
+            if kept.urgent or not kept.applied
+        }
+        if self._unfenced:
+            found |= dict.fromkeys(self._kept.keys() or {NODE}, "policies cannot be evaluated")
+        return found
+
+    @property
     def allocations(self) -> Allocations | None:
         """Who has which node ports; None where it is not for us to give them."""
         return None if self._publisher is None else self._publisher.allocations
@@ -381,7 +394,7 @@ class Keeper:
                 self._looked = True
                 self._finish(kept)
             elif now >= kept.report:
-                kept.report, kept.tried = math.inf, True
+                kept.report, kept.tried, kept.applied = math.inf, True, False
                 self._metrics.failed()
                 self._teller.stand(kept, State.FAILING, BLOCKED)
 
@@ -462,6 +475,7 @@ class Keeper:
         keep us from it. Meanwhile others are repaired. One that does not end is no sign of life:
         what is new waits for it."""
         self._looked = True
+        kept.applied &= not kept.urgent
         kept.look = kept.urgent = kept.relinked = kept.void = False
         kept.timer, kept.began = math.inf, self._clock()
         kept.work = self._workqueue.start(partial(self._kept_so, kept))
@@ -521,7 +535,7 @@ class Keeper:
             self._done(kept, look.outcome)
             if kept.netns == NODE and self._publisher is not None:
                 self._publisher.looked(look.outcome.generation)
-        kept.failures = FAILURES
+        kept.failures, kept.applied = FAILURES, not kept.urgent
         kept.culprits = []
         if kept.look:  # something happened since it was begun
             self._judge(kept)
@@ -646,7 +660,7 @@ class Keeper:
             kept.timer = self._clock() + POD_LOOK
         elif "/" in kept.netns:
             kept.timer = self._clock() + TIMED_LOOK  # a process, or a place that sends no events
-        kept.failures = FAILURES
+        kept.failures, kept.applied = FAILURES, True  # nothing is there that could be otherwise
         kept.standing = replace(kept.standing, live=(), backend="", reason="", identity=None)
         self._teller.stand(kept, State.PENDING, failure.what)
 
@@ -657,7 +671,7 @@ class Keeper:
             self._log.warning("not cleared", netns=kept.netns, why=failure, so=so)
             return
         self._refence = self._reselect = True
-        kept.proven = None
+        kept.proven, kept.applied = None, False
         kept.failures = kept.failures.struck(self._clock())
         kept.look = True
         self._metrics.failed()
@@ -669,6 +683,13 @@ class Keeper:
         else:
             state = State.REFUSED if isinstance(failure, Tampered) else State.FAILING
             self._teller.stand(kept, state, str(failure))
+
+
+def _unapplied(kept: Kept) -> str:
+    standing = kept.standing
+    if standing.state in UNKNOWN or (kept.leaving and kept.tried and standing.why):
+        return f"{standing.state.value}: {standing.why}"
+    return "its rules are not removed yet" if kept.leaving else "not checked yet"
 
 
 def _unexpected(error: Exception) -> Failure:

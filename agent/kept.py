@@ -52,6 +52,7 @@ class Kept:
         self.void = False  # what it finds is not about this namespace any more
         self.rests = self.distrusted = -math.inf  # until when, after a look that took long
         self.tried = False
+        self.applied = False  # whether it held what was wanted since that last changed
         why = "it was not looked at yet"
         self.standing = Standing(netns=netns, state=State.PENDING, since=now, why=why)
 

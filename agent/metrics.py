@@ -175,6 +175,16 @@ def _node(status: Status) -> Iterator[Metric]:
     yield info
     ready = "1 when every namespace was tried, none is failing, and the source can be read."
     yield _gauge("ready", ready, status.ready)
+    yield _gauge(
+        "revision_wanted",
+        "The newest snapshot of desired state that was taken; 0: none yet.",
+        status.revision.wanted,
+    )
+    yield _gauge(
+        "revision_applied",
+        "The newest snapshot that is in the kernel, with flows flushed; 0: none yet.",
+        status.revision.applied,
+    )
     yield _gauge("manifests", "Manifests that were read.", status.manifests)
     yield _gauge("manifest_problems", "What is wrong in manifests.", len(status.problems))
     yield _gauge(

@@ -11,8 +11,10 @@ from agent.keeper import Keeper
 from agent.kernel.pods import POD
 from agent.log import Log
 from agent.notify import Notifier
+from agent.revision import Revision
 from agent.sources.meaning import Meaning, Source, Tiding
 from agent.status import Policies, Standing, State, Status, tally
+from agent.waiting import Bell
 from rules.fences import unprotected
 from rules.problems import Problem
 from rules.values import replace
@@ -36,6 +38,7 @@ class News:
         self._bare: frozenset[str] = frozenset()  # whom policies do not protect
         self._ready: bool | None = None  # as the log has it; None: the first pass is not done
         self._unready = "not every namespace was checked yet"
+        self.bell = Bell()  # rings when there is another status
         self.outdated = ""  # why another configuration goes on than the one in the file
         self.status = Status(
             version=version("portranger"),
@@ -100,7 +103,7 @@ class News:
         except Exception:  # a bug met in one policy, which the keeper meets, too, and tells
             return self._bare
 
-    def publish(self, source: Source, keeper: Keeper, unwritable: str) -> None:
+    def publish(self, source: Source, keeper: Keeper, unwritable: str, revision: Revision) -> None:
         """How everything stands now, for whoever asks."""
         meaning = source.meaning
         standings = self._with_devices(meaning, keeper.standings)
@@ -113,6 +116,7 @@ class News:
             synced=time.time()
             if keeper.tried and readable and not meaning.problems and states <= SETTLED
             else self.status.synced,
+            revision=revision,
             source=str(source),
             traffic=source.traffic(),
             unreadable=meaning.unreadable,
@@ -129,6 +133,7 @@ class News:
             allocations=keeper.allocations,
             namespaces=standings,
         )
+        self.bell.ring()
         self._notifier.status(self.summary)
         if self._ready is not None and self._ready != self.status.ready:
             self.tell_readiness("change")

@@ -11,8 +11,9 @@ from threading import Lock
 
 from agent.page.whole import asset, document
 from agent.status import State, Status, status_json
+from agent.waiting import Question, Verdict, judged, verdict_json
 from rules.problems import printable
-from rules.values import Value
+from rules.values import Value, replace
 
 TEXT = "text/plain; charset=utf-8"
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
@@ -23,6 +24,7 @@ portranger (in a browser, this is a page)
 /healthz  whether the loop is alive
 /readyz   whether every namespace is served
 /status   how everything stands, as JSON; `portranger status` prints it
+/wait     answers when what is wanted is applied; `portranger wait` asks it
 """
 
 
@@ -76,6 +78,15 @@ class Pages:
                 return Page(HTTPStatus.OK, self._status_text(), "application/json")
             case _:
                 return text(HTTPStatus.NOT_FOUND, "There is no such page; / lists them all.\n")
+
+    def waited(self, asked: Question) -> tuple[Verdict, Page]:
+        """Whether that is applied, and the answer to who asks."""
+        status = self._status()
+        verdict = judged(status, asked)
+        if not verdict.done and (stuck := self._stuck()):
+            verdict = replace(verdict, waiting=(stuck, *verdict.waiting))
+        body = json.dumps(verdict_json(verdict, status)).encode()
+        return verdict, Page(HTTPStatus.OK, body, "application/json")
 
     def _status_text(self) -> bytes:
         """Made once, however many ask, and shared by them: it may be megabytes."""

@@ -8,6 +8,8 @@ and where we listen on loopback, it must have asked for loopback.
 
 import contextlib
 import errno
+import os
+import select
 import socket
 import sys
 import time
@@ -21,10 +23,13 @@ from socketserver import TCPServer, ThreadingMixIn
 from threading import Event, Lock, Semaphore, Thread
 from typing import Any
 
+from agent import waiting
 from agent.errors import Failure, NotPermitted
 from agent.pages import Page, Pages, text
 from agent.status import Status
+from agent.waiting import Bell
 from rules.problems import printable
+from rules.values import replace
 
 MOST_CONNECTIONS = 16
 PATIENCE = 5.0  # seconds for a request to come, and again for its answer to go
@@ -74,11 +79,14 @@ class Server:
         metrics_text: Callable[[], bytes],
         log: Callable[[str], None],
         limit: float = 60.0,
+        bell: Bell | None = None,
     ) -> None:
+        """`bell` rings when there is another status."""
         pages = Pages(status=status, beat=beat, limit=limit, metrics_text=metrics_text)
         try:
             family, address = _resolved(host, port)
             self._listener = _Listener(family, address, pages, log, host)
+            self._listener.bell = bell or Bell()
         except PermissionError as error:
             raise NotPermitted(
                 f"may not listen on {_named(host, port)}",
@@ -130,6 +138,7 @@ class _Listener(ThreadingMixIn, TCPServer):
     block_on_close = False
     allow_reuse_address = True  # what is left of connections to our predecessor
     request_queue_size = MOST_CONNECTIONS
+    bell: Bell
 
     def __init__(
         self,
@@ -258,13 +267,42 @@ class _Exchange(BaseHTTPRequestHandler):
             return text(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD are all there is.\n")
         if not _is_meant(self.headers.get_all("Host", []), self.server.names):
             return text(HTTPStatus.MISDIRECTED_REQUEST, ELSEWHERE)
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
         try:
+            if path == "/wait":
+                return self._waited(query)
             html = "text/html" in self.headers.get("Accept", "")
             return self.server.pages.page(path, html=html)
         except Exception as error:  # whatever it is, the next one may ask again
             self.server.log(printable(f"{path} could not be answered: {error!r}", 1000))
             return text(HTTPStatus.INTERNAL_SERVER_ERROR, "Something went wrong: see the log.\n")
+
+    def _waited(self, query: str) -> Page:
+        """Answer once that is applied, or its time is up, or the client is gone. Meanwhile it gives
+        way to others where connections are scarce."""
+        try:
+            asked = waiting.question(query)
+        except ValueError as error:
+            return text(HTTPStatus.BAD_REQUEST, printable(f"{error}\n", 200))
+        deadline = time.monotonic() + asked.seconds
+        with self.server.bell.heard() as bell:
+            poll = select.poll()
+            poll.register(bell, select.POLLIN)
+            poll.register(self.request, select.POLLIN)
+            self.server.awaits(self.request, True)
+            while True:
+                verdict, page = self.server.pages.waited(asked)
+                left = deadline - time.monotonic()
+                if verdict.done or verdict.rejected or verdict.unsupported or left <= 0:
+                    break
+                if verdict.revision and not (asked.files or asked.directory):
+                    asked = replace(asked, revision=verdict.revision)
+                if any(one != bell for one, _ in poll.poll(left * 1000)):
+                    break  # hung up, by them or by us
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(bell)
+            self.server.awaits(self.request, False)
+            return page
 
     def _answer(self, page: Page) -> None:
         self.request_version = self.protocol_version  # or garbage would get no status line

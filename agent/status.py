@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
 
+from agent.revision import Revision
 from rules.model import Chain, Live, Pending, Rule
 from rules.node_ports import Allocations
 from rules.ports import PortRange
@@ -96,6 +97,7 @@ class Status(Value, kw_only=True):
     started: float
     ready: bool = False  # every namespace was tried since the start or the last reload
     synced: float | None = None  # when, at a look, all of it was last in sync or waiting
+    revision: Revision = Revision()
     source: str = ""
     unreadable: str = ""  # why the source cannot be read, where it cannot
     outdated: str = ""  # why the configuration is another than the one in the file
@@ -119,6 +121,7 @@ def status_json(status: Status) -> Json:
         "started": moment(status.started),
         "ready": status.ready,
         "last_sync": moment(status.synced),
+        "revision": _revision_json(status.revision),
         "source": status.source,
         "unreadable": status.unreadable or None,
         "configuration": status.outdated or None,
@@ -133,6 +136,18 @@ def status_json(status: Status) -> Json:
         "policies": _policies_json(status.policies),
         "node_ports": status.allocations and _allocations_json(status.allocations),
         "namespaces": [_standing_json(standing) for standing in status.namespaces],
+    }
+
+
+def _revision_json(revision: Revision) -> Json:
+    flows = dict.fromkeys(revision.unflushed, "flows are not flushed yet")
+    return {
+        "wanted": revision.wanted or None,
+        "applied": revision.applied or None,
+        "unapplied": [
+            {"netns": netns, "why": why}
+            for netns, why in sorted({**flows, **revision.unapplied}.items())
+        ],
     }
 
 

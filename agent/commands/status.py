@@ -25,6 +25,10 @@ UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 Json = dict[str, Any]  # what the daemon sent: another version may have sent less
 
 
+class Busy(TryAgain):
+    """The daemon has no room for another question."""
+
+
 def status(
     config: Config,
     console: Console,
@@ -33,6 +37,26 @@ def status(
     output: str = "text",
     now: float,
 ) -> int:
+    listen = address(config)
+    answer = asked(listen, config.state_dir)
+    try:
+        answer = _of(answer, netns) if netns else answer
+    except (AttributeError, LookupError, TypeError) as error:
+        raise stranger(listen) from error
+    if output == "json":
+        console.say_json(answer)
+        return OK
+    try:
+        lines = list(status_text(answer, now))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise stranger(listen) from error
+    for line in lines:
+        console.say(printable(line, LONGEST_LINE))  # names in it come from tenants
+    return OK
+
+
+def address(config: Config) -> Listen:
+    """Where the daemon answers."""
     if config.listen is None:
         raise Failure(
             "the daemon has no address to be asked at",
@@ -43,21 +67,7 @@ def status(
             "the daemon listens on a port that only its log tells",
             'Set one: listen = "127.0.0.1:9788"',
         )
-    answer = asked(config.listen, config.state_dir)
-    try:
-        answer = _of(answer, netns) if netns else answer
-    except (AttributeError, LookupError, TypeError) as error:
-        raise _stranger(config.listen) from error
-    if output == "json":
-        console.say_json(answer)
-        return OK
-    try:
-        lines = list(status_text(answer, now))
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _stranger(config.listen) from error
-    for line in lines:
-        console.say(printable(line, LONGEST_LINE))  # names in it come from tenants
-    return OK
+    return config.listen
 
 
 def _of(answer: Json, netns: Sequence[str]) -> Json:
@@ -71,28 +81,33 @@ def _of(answer: Json, netns: Sequence[str]) -> Json:
     return {**answer, "namespaces": [known[name] for name in dict.fromkeys(netns)]}
 
 
-def asked(listen: Listen, state_dir: str = "") -> Json:
+def asked(
+    listen: Listen, state_dir: str = "", path: str = "/status", patience: float = PATIENCE
+) -> Json:
     """What the daemon at that address says of itself; whose lock is in the state directory tells
     one that hangs from one that does not run."""
     connection = http.client.HTTPConnection(
-        LOOPBACK.get(listen.host, listen.host), listen.port, timeout=PATIENCE
+        LOOPBACK.get(listen.host, listen.host), listen.port, timeout=patience
     )
     try:
-        connection.request("GET", "/status")
+        connection.request("GET", path)
         response = connection.getresponse()
         body = response.read(MOST_BYTES)
+    except (ConnectionResetError, BrokenPipeError) as error:  # it is stopping, or has no room
+        late = _unanswered(error, listen, holder(state_dir) if state_dir else "")
+        raise Busy(late.what, late.fix) from error
     except (OSError, http.client.HTTPException) as error:
         raise _unanswered(error, listen, holder(state_dir) if state_dir else "") from error
     finally:
         connection.close()
     if response.status == http.client.SERVICE_UNAVAILABLE:
-        raise TryAgain(f"the daemon at {listen} is busy", "Ask again")
+        raise Busy(f"the daemon at {listen} is busy", "Ask again")
     if response.status != http.client.OK:
-        raise _stranger(listen)
+        raise stranger(listen)
     return _parsed(body, listen)
 
 
-def _stranger(listen: Listen) -> Failure:
+def stranger(listen: Listen) -> Failure:
     return Failure(
         f"what answers at {listen} is not a daemon of this version, or is broken",
         "See its log; if it listens elsewhere, name its configuration with -c",
@@ -131,13 +146,15 @@ def _parsed(body: bytes, listen: Listen) -> Json:
             return dict(answer)
     except (KeyError, RecursionError, TypeError, ValueError):
         pass
-    raise _stranger(listen)
+    raise stranger(listen)
 
 
 def status_text(answer: Json, now: float) -> Iterator[str]:
     """How it stands, for people."""
     yield _heading(answer, now)
     yield f"namespaces: {tally(one['state'] for one in answer.get('namespaces', ()))}"
+    if (revision := answer.get("revision")) and revision.get("wanted"):
+        yield f"revision: {_revision(revision)}"
     if answer.get("unreadable"):
         yield f"source: {answer['unreadable']}"
     for key in ("configuration", "state"):
@@ -165,6 +182,14 @@ def _heading(answer: Json, now: float) -> str:
         counted(len(answer.get("problems", ())), "problem"),
     ]
     return ", ".join(words)
+
+
+def _revision(revision: Json) -> str:
+    """1763441234567, applied."""
+    wanted, applied = revision.get("wanted"), revision.get("applied")
+    if wanted == applied:
+        return f"{wanted}, applied"
+    return f"{wanted}, not applied yet" + (f" ({applied} is)" if applied else "")
 
 
 def _policies(policies: Json) -> str:

@@ -203,6 +203,7 @@ class Deferred:
                 count=count,
                 asked=self._number,
                 done=min((one.first for one in self._tasks.values()), default=self._number + 1) - 1,
+                open=frozenset(one.netns for one in self._tasks.values()),
                 waiting={one.netns: one.why for one in self._tasks.values() if one.why},
                 failures=tuple(failures),
             )

@@ -96,6 +96,7 @@ class Flushed(Value, kw_only=True):
     count: int = 0  # of flows that were forgotten since this was last asked
     asked: int = 0  # times that flows were to be forgotten, each after a commit or a look
     done: int = 0  # of these, so many from the first on are done
+    open: frozenset[str] = frozenset()  # namespaces where some are still to be forgotten
     waiting: Mapping[str, str] = MappingProxyType({})  # namespaces where it failed, and why
     failures: tuple[str, ...] = ()  # why it is not known what was to be forgotten
 

@@ -8,16 +8,27 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from agent.sources.files import Text, content, file_of, is_manifest, label, laws_of, understood
+from agent.revision import Taken, digest
+from agent.sources.files import (
+    Declared,
+    Text,
+    content,
+    file_of,
+    is_manifest,
+    label,
+    laws_of,
+    understood,
+)
 from agent.sources.handover import Handover, Predecessor
 from agent.sources.meaning import Enough, Meaning, Progress, Tiding
 from agent.sources.settled import settle
 from agent.sources.store import Store
 from agent.sources.vmis import pods_of
 from agent.sources.watch import Watch
-from rules.model import Machine
+from rules.model import NODE, Machine
 from rules.policies import Namespace, NetworkPolicy
 from rules.problems import Problem
+from rules.services import Service
 from rules.values import Value, replace
 
 FOLD = 0.003  # seconds: what is saved together is read together
@@ -261,6 +272,7 @@ class Directory:
             held=tuple(sorted(settled.held - set(unknown))),
             unknown=tuple(unknown),
             count=sum(file.says.count for file in files.values()),
+            files={file.says.file: _taken(file) for file in files.values()},
             unreadable=unreadable,
             contested=settled.contested,
         )
@@ -279,6 +291,24 @@ class Directory:
                         yield one if one.broken else one.shut()
                     elif isinstance(one, Namespace) and str(one) not in known:
                         yield replace(one, labels=None)
+
+
+def _taken(file: _File) -> Taken:
+    sha256 = "" if file.text is None else digest(file.text)
+    return Taken(sha256=sha256, namespaces=_places(file.says.declared))
+
+
+def _places(declared: Iterable[Declared]) -> frozenset[str] | None:
+    """Where the rules of these are; None: anywhere, as policies apply to what others declare."""
+    places: set[str] = set()
+    for one in declared:
+        if isinstance(one, Machine):
+            places |= {one.netns} if one.masquerade else set()
+        elif isinstance(one, Service):
+            places.add(NODE)
+        else:
+            return None
+    return frozenset(places)
 
 
 def _identity(path: str) -> tuple[int, int] | None:

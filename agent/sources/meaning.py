@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
+from agent.revision import Taken
 from rules.fences import Laws
 from rules.model import Machine
 from rules.problems import Problem
@@ -35,6 +36,7 @@ class Meaning(Value, kw_only=True):
     shut: tuple[str, ...] = ()  # those without one, of which no port is open meanwhile
     unknown: tuple[str, ...] = ()  # bad files without one: what they declare may be running
     count: int = 0
+    files: Mapping[str, Taken] | None = None  # by name; None: it is not from files
     unreadable: str = ""
     contested: Mapping[str, str] = MappingProxyType({})  # namespaces, with what is wrong there
     instances: Mapping[str, str] = MappingProxyType({})  # by pod, whose it is said to be; UIDs

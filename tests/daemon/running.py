@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlencode
 
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from agent.kernel.netns import inside, opened
+from agent.revision import combined, digest
+from agent.sources.files import content, each_once, label
 from rules.model import Chain, Family
 from tests.spaces import ROOT, eventually, ip, observed, run, space
 
@@ -65,8 +68,8 @@ class Process(Protocol):
 class Running:
     """One run of the daemon."""
 
-    def __init__(self, process: Process, home: str, log: Path) -> None:
-        self.process, self.home, self.log = process, home, log
+    def __init__(self, process: Process, home: str, log: Path, manifests: Path) -> None:
+        self.process, self.home, self.log, self.manifests = process, home, log, manifests
 
     @property
     def pid(self) -> int:
@@ -118,6 +121,27 @@ class Running:
             return response.status, response.read()
         finally:
             connection.close()
+
+    def waited(self, **query: object) -> Json:
+        """What it answers at /wait."""
+        code, body = self.get(f"/wait?{urlencode(query)}")
+        assert code == http.client.OK, body
+        return dict(json.loads(body))
+
+    def applied(self, seconds: float = PATIENCE) -> bool:
+        """Whether what its manifests say now comes to be in the kernel, with flows flushed, in
+        every namespace that exists. A manifest that it rejects counts as read."""
+        texts = {name: content(name) for name in each_once([str(self.manifests)])}
+        pairs = [
+            (label(name).rpartition("/")[2], digest(text) if isinstance(text, str) else "")
+            for name, text in texts.items()
+        ]
+
+        def read() -> bool:
+            answer = self.waited(directory=combined(pairs))
+            return bool(answer["revision"] or answer["rejected"])
+
+        return eventually(read, seconds) and bool(self.waited(timeout=seconds)["done"])
 
     def status(self) -> Json:
         code, body = self.get("/status")
@@ -287,7 +311,7 @@ class Node:
                 cwd=ROOT,
                 env={**os.environ, **(environment or {})},
             )
-        return Running(process, self.home, log)
+        return Running(process, self.home, log, self.manifests)
 
     @contextmanager
     def stem(self) -> Iterator[Callable[[], Running]]:
@@ -311,7 +335,7 @@ class Node:
             log.touch()
             asks.write(f"{log}\n")
             asks.flush()
-            return Running(Copy(int(answers.readline())), self.home, log)
+            return Running(Copy(int(answers.readline())), self.home, log, self.manifests)
 
         try:
             yield start

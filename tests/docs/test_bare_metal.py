@@ -74,7 +74,7 @@ def lasting(text: str) -> str:
     """What does not depend on when it was said; which of two looks came last decides on the reason
     for the backend."""
     text = re.sub(r"\d+-\d+-\d+ [\d:]+ UTC|\d+ (s|min) ago|just now", "then", text)
-    return re.sub(r"(?<=pid )\d+|(?<=nftables: ).*", "…", text).strip()
+    return re.sub(r"(?<=pid )\d+|(?<=revision: )\d+|(?<=nftables: ).*", "…", text).strip()
 
 
 @pytest.mark.needs_root

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import resource
 import select
 import shlex
 import shutil
@@ -271,14 +272,10 @@ def test_who_may_not_see_the_namespaces_is_offered_none(share: Path) -> None:
 
 
 def test_a_key_waits_for_less_than_it_takes_to_notice(share: Path) -> None:
-    took = [SECONDS]
-    while min(took) >= SECONDS and len(took) <= 20:  # other programs may take their time, too
-        start = time.monotonic()
-        assert (
-            answer("portranger plan --backend=nf", share).stdout == "plain\t--backend=nftables\t\n"
-        )
-        took.append(time.monotonic() - start)
-    assert min(took) < SECONDS
+    """On an idle machine: what others make it wait for is not its own time."""
+    before = processor_seconds()
+    assert answer("portranger plan --backend=nf", share).stdout == "plain\t--backend=nftables\t\n"
+    assert processor_seconds() - before < SECONDS
 
 
 @pytest.mark.parametrize(
@@ -295,6 +292,12 @@ def test_a_script_is_one_that_its_shell_can_read(shell: str, share: Path) -> Non
         pytest.skip(reason)
     check = {"fish": "--no-execute"}.get(shell, "-n")
     subprocess.run([shell, check, share / PLACES[shell]], check=True, timeout=PATIENCE)
+
+
+def processor_seconds() -> float:
+    """Of all processes that were started here and have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def answer(

@@ -166,10 +166,10 @@ def test_nothing_is_forgotten_before_all_labels_have_their_rules(place: Place) -
 def test_who_repairs_does_not_wait_for_flows(place: Place) -> None:
     place.walker.goes_on.clear()
     place.forget("blue", 1)
-    assert place.told() == Flushed(asked=1, done=0)
+    assert place.told() == Flushed(asked=1, done=0, open=frozenset({"blue"}))
     assert place.walker.asked.acquire(timeout=A_MOMENT)
     place.forget("red", 2)
-    assert place.told() == Flushed(asked=2, done=0)
+    assert place.told() == Flushed(asked=2, done=0, open=frozenset({"blue", "red"}))
     place.walker.goes_on.set()
     assert place.deferred.wait(A_MOMENT)
     assert place.told() == Flushed(asked=2, done=2, count=2)
@@ -307,7 +307,7 @@ def test_no_thread_to_be_had_is_told_and_tried_again(
     with monkeypatch.context() as crowded:
         crowded.setattr(threading.Thread, "start", refuse)
         assert place.told().failures == ("cannot forget flows: can't start new thread",)
-    assert place.told() == Flushed(asked=1, done=0)
+    assert place.told() == Flushed(asked=1, done=0, open=frozenset({"blue"}))
     assert place.deferred.wait(A_MOMENT)
     assert place.walked("blue") == [[1]]
 

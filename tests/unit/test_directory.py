@@ -162,7 +162,7 @@ def test_a_file_that_went_is_gone(seen: Seen) -> None:
     seen.read()
     path.unlink()
     assert seen.woken()
-    assert seen.read() == Meaning()
+    assert seen.read() == Meaning(files={})
 
 
 @pytest.mark.parametrize("target", ["odd.yaml", "nowhere", "/etc/passwd/x", "/dev/zero"])
@@ -338,7 +338,7 @@ def test_policies_are_read_with_whom_they_speak_of(seen: Seen) -> None:
     path.unlink()
     assert (seen.read().laws.pods, seen.read().laws.namespaces) == ((), ())
     (seen.path / "a.yaml").unlink()
-    assert seen.read() == Meaning()
+    assert seen.read() == Meaning(files={})
 
 
 @pytest.mark.parametrize(

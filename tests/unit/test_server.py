@@ -14,8 +14,10 @@ import pytest
 
 from agent import server as module
 from agent.errors import Failure, NotPermitted
+from agent.revision import Revision
 from agent.server import MOST_CONNECTIONS, Server
 from agent.status import Standing, State, Status, status_json
+from agent.waiting import Bell
 from rules.model import Live
 from rules.values import replace
 from tests.spaces import eventually
@@ -34,19 +36,26 @@ class Daemon:
         self.last_beat = time.monotonic()
         self.lines: list[str] = []
         self.text: Callable[[], bytes] = lambda: b"# HELP x y\n"
+        self.bell = Bell()
+        self.looked = threading.Event()  # whether somebody has asked for the status
 
     def metrics_text(self) -> bytes:
         return self.text()
+
+    def status(self) -> Status:
+        self.looked.set()
+        return self.current
 
     def serve(self, host: str = "127.0.0.1", port: int = 0) -> Server:
         return Server(
             host,
             port,
-            status=lambda: self.current,
+            status=self.status,
             beat=lambda: self.last_beat,
             metrics_text=self.metrics_text,
             log=self.lines.append,
             limit=30.0,
+            bell=self.bell,
         )
 
 
@@ -91,6 +100,55 @@ def everything(connection: socket.socket) -> bytes:
 
 
 # --------------------------------------------------------------------------------------- pages
+
+
+def test_who_waits_is_answered_when_it_is_applied(daemon: Daemon, server: Server) -> None:
+    daemon.current = replace(daemon.current, revision=Revision(wanted=7, applied=6, checked=True))
+    answers: list[Answer] = []
+    waiting = threading.Thread(
+        target=lambda: answers.append(ask(server.address, "/wait?timeout=20"))
+    )
+    waiting.start()
+    assert daemon.looked.wait(20)
+    assert not answers
+    daemon.current = replace(daemon.current, revision=Revision(wanted=8, applied=7, checked=True))
+    daemon.bell.ring()
+    waiting.join()
+    answer = json.loads(answers[0].body)
+    assert (answer["done"], answer["revision"], answer["wanted"]) == (True, 7, 8)
+
+
+def test_who_waits_in_vain_is_answered_in_the_end(daemon: Daemon, server: Server) -> None:
+    unapplied = {"blue": "failing: no"}
+    revision = Revision(wanted=7, applied=6, checked=True, unapplied=unapplied)
+    daemon.current = replace(daemon.current, revision=revision)
+    answer = json.loads(ask(server.address, "/wait?timeout=0.05").body)
+    assert not answer["done"]
+    assert answer["waiting"] == ["namespace blue: failing: no"]
+
+
+def test_a_loop_that_is_stuck_is_named_to_who_waits(daemon: Daemon, server: Server) -> None:
+    daemon.last_beat -= 100
+    answer = json.loads(ask(server.address, "/wait").body)
+    assert "stuck for 100 s" in answer["waiting"][0]
+
+
+@pytest.mark.parametrize("query", ["timeout=x", "timeout=61", "revision=-", "x=1", "a&b"])
+def test_a_wait_that_makes_no_sense_is_refused(server: Server, query: str) -> None:
+    assert ask(server.address, f"/wait?{query}").code == 400
+
+
+def test_who_waits_keeps_nobody_out(daemon: Daemon, server: Server) -> None:
+    """And who goes away is not waited for."""
+    with ExitStack() as stack:
+        for _ in range(MOST_CONNECTIONS):
+            one = stack.enter_context(socket.create_connection(server.address))
+            one.sendall(b"GET /wait?timeout=60 HTTP/1.0\r\n\r\n")
+        assert eventually(lambda: at_work() == MOST_CONNECTIONS + 1)
+        assert ask(server.address, "/healthz").code == 200
+        assert at_work() >= MOST_CONNECTIONS - 1
+    assert eventually(lambda: at_work() == 1)
+    assert daemon.lines == []
 
 
 def test_metrics_are_served_as_they_are(daemon: Daemon, server: Server) -> None:
@@ -149,7 +207,7 @@ def test_a_node_that_does_not_says_why_in_a_line_each(daemon: Daemon, server: Se
 def test_the_index_names_every_page(server: Server) -> None:
     answer = ask(server.address, "/")
     pages = [line.split()[0] for line in answer.body.decode().splitlines()[1:]]
-    assert pages == ["/metrics", "/healthz", "/readyz", "/status"]
+    assert pages == ["/metrics", "/healthz", "/readyz", "/status", "/wait"]
     assert {ask(server.address, page).code for page in pages} == {200}
 
 
