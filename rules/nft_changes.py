@@ -46,6 +46,9 @@ class Cover:
             for place, at in found.items()
         }
 
+    def __bool__(self) -> bool:
+        return bool(self._everything or self._ports)
+
     def meets(self, rule: Rule) -> bool:
         place = rule.chain, rule.family
         if place in self._everything:
@@ -168,16 +171,76 @@ def count_shifted(rules: Iterable[Rule]) -> int:
     return sum(len(rule.ports) for rule in rules if rule.to_port is not None and rule.ports)
 
 
-def bridgeable(rules: Iterable[Rule]) -> list[Rule]:
+def bridgeable(first: Iterable[Rule], others: Iterable[Rule]) -> list[Rule]:
     """Those that a bridge has room for."""
-    found: list[Rule] = []
+    found: dict[Rule, None] = {}
     shifted = 0
-    for rule in sorted(rules, key=lambda rule: rule.key):
-        shifted += count_shifted([rule])
-        if len(found) == MOST_BRIDGES or shifted > MOST_SHIFTED:
-            break
-        found.append(rule)
-    return found
+    for rules in (frozenset(first), frozenset(others)):
+        for rule in sorted(rules.difference(found), key=lambda rule: rule.key):
+            shifted += count_shifted([rule])
+            if len(found) == MOST_BRIDGES or shifted > MOST_SHIFTED:
+                return list(found)
+            found[rule] = None
+    return list(found)
+
+
+def overlapping(rules: Iterable[Rule]) -> Iterator[Rule]:
+    """Translations that may be for the same packets. Of what was wanted at one time there are none:
+    some were left by an edit that did not come to its end."""
+    places: dict[tuple[Chain, Family], list[Rule]] = {}
+    for rule in rules:
+        if rule.chain in NAT_CHAINS and not rule.guards:
+            places.setdefault((rule.chain, rule.family), []).append(rule)
+    for some in places.values():
+        apart = [
+            get
+            for get in (_protocol, _link, _address)
+            if not any(get(rule) is None for rule in some)
+        ]
+        groups: dict[tuple[object, ...], list[Rule]] = {}
+        for rule in some:
+            groups.setdefault(tuple(get(rule) for get in apart), []).append(rule)
+        for group in groups.values():
+            yield from _crossing(group)
+
+
+def _protocol(rule: Rule) -> object:
+    return rule.protocol
+
+
+def _link(rule: Rule) -> object:
+    return rule.interface
+
+
+def _address(rule: Rule) -> object:
+    """None: several."""
+    several = rule.destination is None or rule.destination.is_unspecified
+    return None if several else rule.destination
+
+
+def _crossing(rules: Iterable[Rule]) -> Iterator[Rule]:
+    """Those whose ports are also those of others, and that do not share them with these."""
+    for met in _met(rules):
+        shares = [rule.share for rule in met if rule.share]
+        numbers = [number for share in shares for number in share.at]
+        alike = len({(rule.ports, rule.share.of, rule.share.client) for rule in met if rule.share})
+        shared = len(shares) == len(met) and alike == 1 and len(set(numbers)) == len(numbers)
+        if len(met) > 1 and not shared:
+            yield from met
+
+
+def _met(rules: Iterable[Rule]) -> Iterator[list[Rule]]:
+    """Each with those that it meets, and that those meet."""
+    met: list[Rule] = []
+    reach = 0
+    for rule in sorted(rules, key=lambda rule: (rule.ports or ALL_PORTS).first):
+        ports = rule.ports or ALL_PORTS
+        if ports.first > reach:
+            yield met
+            met = []
+        met.append(rule)
+        reach = max(reach, ports.last)
+    yield met
 
 
 def chains_of(rules: Iterable[Rule]) -> list[Chain]:

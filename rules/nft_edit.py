@@ -33,6 +33,7 @@ from rules.nft_changes import (
     maps_of,
     meet,
     newly_guarded,
+    overlapping,
     resuming_rules,
     served_by,
     shaped,
@@ -91,7 +92,7 @@ class Edit:
         others = newly_guarded(self._rules) | served_by(self._left)
         self._gone = Cover(gone_rules(plan), everything=others)
         self._replacing, self._replaced = self._clashes()
-        self._bridged = bridgeable(self._in_need_of_a_bridge())
+        self._bridged = bridgeable(self._in_need_of_a_bridge(), self._half_led())
         self._sets = list(self._set_steps())
         self._ends = guarded_ends(plan, self._rules)
         self._kept_maps = self._maps_with_kept()
@@ -168,6 +169,18 @@ class Edit:
         for rule in joined(self._rules, *maps):
             if rule.chain in NAT_CHAINS and not rule.guards and going.meets(rule):
                 yield rule
+
+    def _half_led(self) -> Iterator[Rule]:
+        """What takes over from an edit that did not come to its end: from a bridge that it left, of
+        which nobody knows what is in it, or from several that are for the same packets, of which
+        another is met once the first is gone."""
+        before = frozenset((chain, behind) for chain, behind in self._left if not behind)
+        half = Cover(overlapping(gone_rules(self._plan)), everything=served_by(before))
+        if half:
+            stay = (live.rule for live in self._plan.unchanged)
+            for rule in joined(stay, self._rules, *self._elements.values()):
+                if rule.chain in NAT_CHAINS and not rule.guards and half.meets(rule):
+                    yield rule
 
     def _live_fills(self) -> Iterator[list[Rule]]:
         """What is put into maps that packets are looked up in."""
@@ -300,7 +313,7 @@ class Edit:
         before, after = self._plan.sets_before, self._plan.sets
         entering, leaving = nft_sets.entering(before, after), nft_sets.leaving(before, after)
         late = Stage.ERASE if self._are_let_pass(entering) else Stage.SWITCH
-        crossed = {one for one in after if _cross(before.get(one, NOBODY), after[one])}
+        crossed = {one for one in after if nft_sets.cross(before.get(one, NOBODY), after[one])}
         for step in entering:
             at = late if isinstance(step, nft_sets.Leave) else Stage.PREPARE
             if step.peers in crossed:  # a network in the place of a part of it, or the other way
@@ -322,26 +335,7 @@ class Edit:
                 left |= step.members
             elif isinstance(step, nft_sets.Join):
                 come |= step.members
-        return overlap(left, come)
-
-
-def _cross(before: Members, after: Members) -> bool:
-    return before != after and overlap(before - after, after - before)
-
-
-def overlap(some: Iterable[Network], others: Iterable[Network]) -> bool:
-    """Whether an address is in one of each."""
-    spans = sorted(
-        (one.version, int(one.network_address), int(one.broadcast_address), which)
-        for which, networks in enumerate((some, others))
-        for one in networks
-    )
-    furthest: dict[tuple[int, int], int] = {}
-    for version, first, last, which in spans:
-        if furthest.get((version, 1 - which), -1) >= first:
-            return True
-        furthest[version, which] = max(last, furthest.get((version, which), -1))
-    return False
+        return nft_sets.overlap(left, come)
 
 
 def _by_stage(

@@ -93,6 +93,26 @@ def carried_out(
     return sets
 
 
+def cross(before: Members, after: Members) -> bool:
+    """Whether an address that stays is in another network than before."""
+    return before != after and overlap(before - after, after - before)
+
+
+def overlap(some: Iterable[Network], others: Iterable[Network]) -> bool:
+    """Whether an address is in one of each."""
+    spans = sorted(
+        (one.version, int(one.network_address), int(one.broadcast_address), which)
+        for which, networks in enumerate((some, others))
+        for one in networks
+    )
+    furthest: dict[tuple[int, int], int] = {}
+    for version, first, last, which in spans:
+        if furthest.get((version, 1 - which), -1) >= first:
+            return True
+        furthest[version, which] = max(last, furthest.get((version, which), -1))
+    return False
+
+
 def _ordered(members: Members) -> list[Network]:
     return sorted(members, key=lambda one: (int(one.network_address), one.prefixlen))
 

@@ -140,10 +140,13 @@ Step = RuleStep | BridgeStep | SetStep
 TAKING = (DropTable, EraseStray, DropMap, Erase, DropSet, Leave)
 
 
-def takes_away(steps: Sequence[Step]) -> bool:
+def takes_away(steps: Sequence[Step], before: Sequence[Step] = ()) -> bool:
     """Whether packets that are on their way through older rules could miss what goes. Rules are not
-    missed: a packet meets those of a chain as they were when it came there. Nor is a bridge before
-    our chain: who does not meet it any more comes to the map afterwards."""
+    missed: a packet meets those of a chain as they were when it came there; unless a bridge takes
+    over from them, with the transaction before, that the packet had passed already. Nor is a bridge
+    before our chain: who does not meet it any more comes to the map afterwards."""
+    bridged = any(isinstance(step, AddBridge) and not step.behind for step in before)
+    taking = (*TAKING, DropRule) if bridged else TAKING
     return any(
-        isinstance(step, TAKING) or (isinstance(step, DropBridge) and step.behind) for step in steps
+        isinstance(step, taking) or (isinstance(step, DropBridge) and step.behind) for step in steps
     )

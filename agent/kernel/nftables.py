@@ -149,7 +149,7 @@ class Nftables:
         done: list[Step] = []
         generation = known[0] if known else None
         for turn, part in enumerate(parts):
-            if done and takes_away(part):
+            if done and takes_away(part, parts[turn - 1]):
                 wait_for_packets()
             try:
                 table = Table.KEEP if done else plan.table

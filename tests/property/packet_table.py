@@ -199,6 +199,7 @@ class View:
         """The rules as they were at the bridge before our chain, at ours, and behind it."""
         self._before, self._rules, self._behind = rules
         self._during = during
+        self._found: dict[str, dict[int, Rule]] = {}  # by map and port
 
     def outcome(self, flow: Flow) -> object:
         """Where a new flow goes."""
@@ -233,9 +234,13 @@ class View:
         return target(found, flow)
 
     def _element(self, where: str, flow: Flow) -> Rule | None:
-        sure = set.intersection(*(one.elements.get(where, set()) for one in self._during))
-        found = [rule for rule, _ in sure if rule.ports and flow.port in rule.ports]
-        return found[0] if found else None
+        if where not in self._found:
+            sure = set.intersection(*(one.elements.get(where, set()) for one in self._during))
+            ports = ((rule, rule.ports) for rule, _ in sure if rule.ports)
+            self._found[where] = {
+                port: rule for rule, some in ports for port in range(some.first, some.last + 1)
+            }
+        return self._found[where].get(flow.port)
 
     def _filtered(self, rules: Iterable[Rule | Lookup], flow: Flow) -> str:
         for rule in rules:
@@ -291,7 +296,7 @@ def moments(states: list[PacketTable], parts: list[list[Step]]) -> Iterator[View
     that takes something away, packets that came before the one before it have passed."""
     oldest = 0
     for turn, part in enumerate(parts, 1):
-        if turn > 1 and takes_away(part):
+        if turn > 1 and takes_away(part, parts[turn - 2]):
             oldest = turn - 1
         for before, rules, behind in combinations_with_replacement(range(oldest, turn + 1), 3):
             during = states[max(rules - 1, oldest) : turn + 1]
