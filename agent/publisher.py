@@ -12,9 +12,12 @@ from agent.sources.boundary import Faults, described, sound
 from rules.allotment import DYNAMIC, STATIC, Allotment, allot, name_of, recalled
 from rules.budget import affordable
 from rules.desired import label
+from rules.endpoints import declared
+from rules.endpoints import unclaimed as unclaimed_ends
 from rules.model import (
     NODE,
     OWN,
+    Address,
     Chain,
     Desired,
     Machine,
@@ -35,7 +38,7 @@ from rules.publish import (
     faces,
     reservation,
 )
-from rules.selection import Selection, remaining, select
+from rules.selection import Selection, limit, remaining, select
 from rules.service_conflicts import newcomers, refuse
 from rules.services import Endpoint, Publication, Service
 from rules.shapes import lives
@@ -85,12 +88,17 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
     others: "Others | None" = None,
     share: tuple[PortRange, ...] = (),
     broken: Iterable[Pending] = (),
+    met: Collection[Address] | None = None,
 ) -> Published:
     """What Services should become in this namespace, which is the node's own; where what nobody
-    claims there stays, nobody gets its ports either. What is live of broken ones stays as it is."""
+    claims there stays, nobody gets its ports either. What is live of broken ones stays as it is.
+    With the endpoints that were met, so do those that are live and were not."""
     others = Others() if others is None else others
     rules = list(lives(namespace.observe()).by_rule)
-    publications = selection.publications
+    publications: Sequence[Publication] = selection.publications
+    orphans: list[str] = []
+    if met is not None:
+        publications, orphans = unclaimed_ends(publications, rules, met)
     known = recalled(bands, stored, rules, [one.service for one in publications], how.addresses)
     endpoints = {end.address for one in publications for port in one.endpoints for end in port}
     broken = tuple(broken)
@@ -110,6 +118,7 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
         found, notes = faces(publications, allotment.allocations, node.own, how)
         node = replace(node, occupied=_named(node.occupied, found))
         kept, refused, more = refuse(found, rules, node.occupied, proxied=how.ranges_only)
+        kept, undeclared, scattered = declared(kept)
         if fresh or not (allotment.dynamic.given or newcomers(kept, rules)):
             break  # nothing is taken by what was known of others before
         fresh = True
@@ -119,8 +128,8 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
     return Published(
         replace(
             desired,
-            refused=(*broken, *allotment.refused, *refused, *costly),
-            notes=(*selection.notes, *notes, *more, *dear, *desired.notes),
+            refused=(*broken, *allotment.refused, *refused, *undeclared, *costly),
+            notes=(*selection.notes, *orphans, *notes, *more, *scattered, *dear, *desired.notes),
         ),
         allotment,
         reservation(kept, node, how, waiting=bool(desired.pending)),
@@ -133,12 +142,13 @@ def published_from_nothing(selection: Selection, how: Publishing, bands: Bands) 
     allotment = allot(recalled(bands, (), (), ()), publications)
     found, notes = faces(publications, allotment.allocations, None, how)
     kept, refused, more = refuse(found, (), Occupied())
+    kept, undeclared, scattered = declared(kept)
     kept, costly, dear = affordable(kept)
     desired = desire_node(kept, None, how, pending=_pending(publications))
     return replace(
         desired,
-        refused=(*allotment.refused, *refused, *costly),
-        notes=(*selection.notes, *notes, *more, *dear, *desired.notes),
+        refused=(*allotment.refused, *refused, *undeclared, *costly),
+        notes=(*selection.notes, *notes, *more, *scattered, *dear, *desired.notes),
     )
 
 
@@ -205,6 +215,7 @@ class _Wanted(Value, kw_only=True):
     unread: str = ""
     broken: tuple[Pending, ...] = ()  # Services that met a bug
     unnamed: bool = False  # whether it is not known which rules are theirs
+    met: frozenset[Address] | None = None  # the endpoints of this run, where machines tell them
 
 
 class Publisher:
@@ -226,6 +237,7 @@ class Publisher:
         self._endpoints: Endpoints | None = None
         self._unknown = self._away = self._unread = ""
         self._selection: Selection | None = None
+        self._met: set[Address] = set()  # the endpoints of this run
         self._wanted = _Wanted(how=how, bands=bands)
         self._refused: frozenset[tuple[str, str]] = frozenset()  # whom what, when last asked
         self._allocations: Allocations | None = None  # as last given
@@ -267,6 +279,8 @@ class Publisher:
         to be told otherwise."""
         before, known = self._wanted, self._selection is not None
         self._selection, faults = self._found(machines, surroundings, unknown)
+        for one in self._selection.publications:
+            self._met.update(end.address for some in one.endpoints for end in some)
         self._decide(faults)
         return not known or self._wanted != before
 
@@ -298,7 +312,8 @@ class Publisher:
         def found(services: Sequence[Service]) -> Selection:
             if endpoints is None:
                 return select(services, machines, surroundings, unknown)
-            return Selection(publications=tuple(_listed(one, endpoints) for one in services))
+            listed = [_listed(one, endpoints) for one in services]
+            return limit(listed, machines, surroundings)
 
         return sound(self._services, found)
 
@@ -313,6 +328,7 @@ class Publisher:
             unread=self._unread,
             broken=broken,
             unnamed=unnamed,
+            met=frozenset(self._met) if self._endpoints is None else None,
         )
 
     def wish(
@@ -340,6 +356,7 @@ class Publisher:
                 others=self._others,
                 share=share,
                 broken=(*wanted.broken, *broken),
+                met=wanted.met if stay else None,
             )
 
         found, faults = sound(wanted.selection.publications, become)

@@ -1,12 +1,11 @@
 """From Services and machines to what is behind each Service, where no API server says so: the
 machines that have its labels, at the addresses that the node reaches them at."""
 
-from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
 
 from rules.desired import claimed
-from rules.model import Address, Family, Machine, Protocol, Surroundings
+from rules.endpoints import is_within, limited, staying
+from rules.model import FORWARDED, Address, Family, Machine, Protocol, Surroundings
 from rules.places import entry_link, global_addresses
 from rules.ports import PortRange, coalesce, subtract
 from rules.problems import shown
@@ -20,8 +19,6 @@ _ABSENT = "it waits for the namespace of"
 _UNREACHED = "it waits for a link with a global address at"
 _UNSAID = "it needs portranger.io/address, as there is no masquerade interface, on"
 _LATER = "it is looked up on the node where to reach"
-
-_FIRST = attrgetter("first")
 
 
 class Selection(Value, kw_only=True):
@@ -60,6 +57,44 @@ def select(
     return Selection(publications=tuple(publications), notes=tuple(notes))
 
 
+def limit(
+    publications: Iterable[Publication],
+    machines: Iterable[Machine],
+    surroundings: Mapping[str, Surroundings],
+) -> Selection:
+    """The same where an API server says what is behind a Service: of the machines of its namespace
+    that are here, each takes what it declares."""
+    crowds: dict[str, list[_Found]] = {}
+    for machine in sorted(machines, key=lambda machine: (str(machine), machine.netns)):
+        crowds.setdefault(machine.namespace, []).append(_find(machine, surroundings, ()))
+    known = {namespace: _Crowd(found) for namespace, found in crowds.items()}
+    made: list[Publication] = []
+    notes: dict[str, None] = {}
+    for one in publications:
+        crowd = known.get(one.service.namespace)
+        if crowd is None or not any(one.endpoints):
+            made.append(one)
+            continue
+        ends = []
+        for port, some in zip(one.service.ports, one.endpoints, strict=True):
+            less = tuple(
+                limited(end, len(port.ports), crowd.taken(end.address, port.protocol))
+                if end.local
+                else end
+                for end in some
+            )
+            ends.append(less)
+            for end in less:
+                if end.only is not None and port.ranged:
+                    whole = PortRange(end.port, end.port + len(port.ports) - 1)
+                    lost = [f"{port.protocol.value} {p}" for p in subtract([whole], end.only)]
+                    whose = [str(x.machine) for x in crowd.whose[end.address]]
+                    words = f"{_listed(lost)} not forwarded by {_listed(whose)}"
+                    notes[f"{one.service}: {words}"] = None
+        made.append(replace(one, endpoints=tuple(ends)))
+    return Selection(publications=tuple(made), notes=tuple(notes))
+
+
 def remaining(before: Selection, after: Selection) -> Selection:
     """The first, without the endpoints that the second has not; where none would be left, or it is
     not known what there will be, all stay."""
@@ -68,17 +103,16 @@ def remaining(before: Selection, after: Selection) -> Selection:
         before,
         publications=tuple(
             replace(
-                old, endpoints=tuple(map(_staying, old.endpoints, known[old.service].endpoints))
+                old,
+                endpoints=tuple(
+                    map(staying, old.service.ports, old.endpoints, known[old.service].endpoints)
+                ),
             )
             if old.service in known
             else old
             for old in before.publications
         ),
     )
-
-
-def _staying(old: tuple[Endpoint, ...], new: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
-    return tuple(one for one in old if one in new) or old
 
 
 def _why_unpublished(service: Service) -> str:
@@ -115,6 +149,15 @@ class _Found:
             )
             self._forwarded[protocol] = None if everything else claimed(self.machine, protocol)
         return self._forwarded[protocol]
+
+    def taken(self, protocol: Protocol) -> list[PortRange] | None:
+        """The ports that are the guest's or the pod's own, where the machine declares any; None:
+        all of them, or none can be declared."""
+        masquerade = self.machine.masquerade
+        if masquerade is None or masquerade.claims is None or protocol not in FORWARDED:
+            return None
+        own = [one.ports for one in masquerade.reserved if one.protocol is protocol]
+        return [*claimed(self.machine, protocol), *own]
 
 
 def _find(
@@ -185,42 +228,55 @@ class _Register:
 class _Crowd:
     """The machines that a selector chooses, and the endpoints that they are for each port."""
 
-    __slots__ = ("_at", "_local", "_mates", "found")
+    __slots__ = ("_at", "_local", "_mates", "_takes", "found", "whose")
 
     def __init__(self, found: Sequence[_Found]) -> None:
         self.found = found
         local: dict[Address, bool] = {}
+        self.whose: dict[Address, list[_Found]] = {}
         self._mates: dict[str, list[_Found]] = {}  # of one namespace, that share its addresses
         for one in found:
             for address in one.addresses:
                 local[address] = one.local or local.get(address, False)
+                self.whose.setdefault(address, []).append(one)
             if one.machine.masquerade:
                 self._mates.setdefault(one.machine.netns, []).append(one)
         self._local = dict(sorted(local.items(), key=lambda known: _order(known[0])))
-        self._at: dict[int, tuple[Endpoint, ...]] = {}
+        self._at: dict[tuple[Protocol, PortRange], tuple[Endpoint, ...]] = {}
+        self._takes: dict[tuple[Address, Protocol], tuple[PortRange, ...] | None] = {}
 
     def endpoints(self, port: ServicePort) -> tuple[Endpoint, ...]:
         """Where a port leads, by address."""
         if isinstance(port.target, str):
-            return self._named(port.target, port.protocol)
-        first = port.target.first
-        if first not in self._at:
-            self._at[first] = tuple(
-                [
-                    Endpoint(address, first, local)  # type: ignore[call-arg]  # as in rules.desired
-                    for address, local in self._local.items()
-                ]
-            )
-        return self._at[first]
+            return self._named(port.target, port)
+        key = port.protocol, port.target
+        if key not in self._at:
+            first = port.target.first
+            self._at[key] = tuple([self._end(address, first, port) for address in self._local])
+        return self._at[key]
 
-    def _named(self, name: str, protocol: Protocol) -> tuple[Endpoint, ...]:
+    def _named(self, name: str, port: ServicePort) -> tuple[Endpoint, ...]:
         made = {
-            Endpoint(address=address, port=number, local=self._local[address])
+            self._end(address, number, port)
             for one in self.found
-            if (number := one.names.get((name, protocol)))
+            if (number := one.names.get((name, port.protocol)))
             for address in one.addresses
         }
         return tuple(sorted(made, key=lambda end: (*_order(end.address), end.port)))
+
+    def _end(self, address: Address, number: int, port: ServicePort) -> Endpoint:
+        end = Endpoint(address=address, port=number, local=self._local[address])
+        return limited(end, len(port.ports), self.taken(address, port.protocol))
+
+    def taken(self, address: Address, protocol: Protocol) -> tuple[PortRange, ...] | None:
+        """What the machines of this node take that are at an address, or their pods; None: all."""
+        key = address, protocol
+        if key not in self._takes:
+            every = [x.taken(protocol) if x.local else None for x in self.whose.get(address, ())]
+            known = [some for some in every if some is not None]
+            every_known = known and len(known) == len(every)
+            self._takes[key] = coalesce(p for some in known for p in some) if every_known else None
+        return self._takes[key]
 
     def lost(self, one: _Found, wanted: Mapping[Protocol, Sequence[PortRange]]) -> str:
         """Those of the wanted ports that no guest in a machine's namespace gets."""
@@ -235,7 +291,7 @@ class _Crowd:
         self, one: _Found, protocol: Protocol, ranges: Sequence[PortRange]
     ) -> Sequence[PortRange]:
         reached = one.forwarded(protocol)
-        if reached is None or all(_is_within(ports, reached) for ports in ranges):
+        if reached is None or all(is_within(ports, reached) for ports in ranges):
             return ()
         every = [mate.forwarded(protocol) for mate in self._mates[one.machine.netns]]
         if any(some is None for some in every):
@@ -245,12 +301,6 @@ class _Crowd:
 
 def _order(address: Address) -> tuple[int, int]:
     return address.version, int(address)
-
-
-def _is_within(ports: PortRange, ranges: Sequence[PortRange]) -> bool:
-    """Whether one of the ranges, which are in order and touch nowhere, holds all of the ports."""
-    before = bisect_right(ranges, ports.first, key=_FIRST)
-    return before > 0 and ports.last <= ranges[before - 1].last
 
 
 def _publication(service: Service, crowd: _Crowd) -> Publication:
@@ -283,7 +333,7 @@ def _notes(service: Service, crowd: _Crowd) -> Iterator[str]:
                 why.setdefault(named, []).append(str(one))
         lost = crowd.lost(one, _targets(service, one) if names else same)
         if lost:
-            why.setdefault(f"it leads nowhere at {lost}, not forwarded by", []).append(str(one))
+            why.setdefault(f"{lost} not forwarded by", []).append(str(one))
     for reason, whose in sorted(why.items()):
         yield f"{reason} {_listed(whose)}"
 

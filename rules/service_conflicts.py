@@ -59,7 +59,7 @@ def _left_out(
         within: Iterable[PortRange] = [face.ports] if foreign else new
         if foreign and proxied:
             within = subtract(within, [PortRange(face.ports.first, face.ports.first)])
-        ports = _common(one.ranges, within)
+        ports = common(one.ranges, within)
         if ports:
             met.append((ports, str(one)))
         elif not (foreign and proxied):
@@ -82,7 +82,7 @@ def _left_out(
     return left, refused, notes
 
 
-def _common(some: Iterable[PortRange], others: Iterable[PortRange]) -> list[PortRange]:
+def common(some: Iterable[PortRange], others: Iterable[PortRange]) -> list[PortRange]:
     """The ports that are in both."""
     return list(subtract(coalesce(some), subtract([ALL_PORTS], others)))
 
@@ -90,10 +90,10 @@ def _common(some: Iterable[PortRange], others: Iterable[PortRange]) -> list[Port
 def _pieces(face: Face, left: Iterable[PortRange]) -> list[Face]:
     """What remains of a face without these ports; each port leads where it did."""
     ranges = subtract([face.ports], left)
-    return [face if ports == face.ports else _piece(face, ports) for ports in ranges]
+    return [face if ports == face.ports else piece(face, ports) for ports in ranges]
 
 
-def _piece(face: Face, ports: PortRange) -> Face:
+def piece(face: Face, ports: PortRange) -> Face:
     offset = ports.first - face.ports.first
     endpoints = tuple(replace(one, port=one.port + offset) for one in face.endpoints)
     return replace(face, ports=ports, endpoints=endpoints)

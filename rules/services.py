@@ -58,6 +58,7 @@ class Endpoint(Value, kw_only=True):
     address: Address
     port: int
     local: bool = True  # on this node
+    only: tuple[PortRange, ...] | None = None  # of its own ports, those that it takes; None: all
 
 
 class Publication(Value, kw_only=True):

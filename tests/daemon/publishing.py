@@ -16,7 +16,7 @@ from tests.spaces import NFTABLES, eventually, nft, observed, run, within
 
 SELF = "node:self"
 PATIENCE = 20.0  # seconds for what takes a few tenths
-PORTS = "80,443,5000-5999,5000-5999/udp"
+PORTS = "80,443,5000-5999,5000-5999/udp,30100"
 RESERVED, RANDOM = "net.ipv4.ip_local_reserved_ports", "net.ipv4.ip_local_port_range"
 
 

@@ -162,6 +162,34 @@ def test_a_bad_manifest_keeps_what_it_published(
         assert daemon.is_in("in sync", SELF)
 
 
+def test_endpoints_of_an_invalid_manifest_without_a_last_valid_version_stay(
+    node: Node, lab: Net
+) -> None:
+    """As where the state could not be written: nothing tells any more what the file declared."""
+    node.save("a.yaml", service("a", 5000, count=5))
+    good = (node.manifests / "vm.yaml").read_text()
+    with node.running():
+        comes_to_publish(lab.node, "a")
+    there, inner = handles(lab.node), handles(lab.vms[0].pod)
+    shutil.rmtree(node.state / "last-good")
+    node.save("vm.yaml", "kind: VirtualMachine\nmetadata: [")
+    with node.running() as daemon:
+        assert daemon.status()["problems"]
+        assert handles(lab.node) == there
+        assert handles(lab.vms[0].pod) == inner
+        kept = f"{lab.vms[0].address}, {lab.vms[0].address6} kept: an invalid manifest may"
+        assert any(kept in note for note in daemon.standing(SELF)["notes"])
+        node.save("b.yaml", service("b", 80))  # nobody knows what is behind it
+        node.save("a.yaml", service("a", 5000, count=5, more="sessionAffinity: None"))
+        assert eventually(lambda: "nothing is behind it yet" in str(daemon.standing(SELF)["notes"]))
+        assert handles(lab.node) == there
+        node.save("vm.yaml", good)
+        comes_to_publish(lab.node, "a", "b")
+        assert there <= handles(lab.node)
+        node.remove("vm.yaml")
+        assert eventually(lambda: not given(lab.node))
+
+
 # ---------------------------------------------------------------------------------------- by hand
 
 

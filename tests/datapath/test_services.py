@@ -8,23 +8,28 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from rules.model import FORWARDED, Family, Protocol
+from rules.model import FORWARDED, NODE, Family, Protocol
+from tests.daemon.running import Node
 from tests.datapath.publishing import (
     AT,
     FLOWS,
     FROM,
+    RANGE,
     TCP,
     UDP,
     answerers,
+    asking,
     everywhere,
+    flow_to,
     publishing,
 )
 from tests.datapath.traffic import sockets
-from tests.nodes import NODE4, Net, asked, net, service_manifest
+from tests.nodes import NODE4, Net, asked, net, service_manifest, vm_manifest
 from tests.spaces import ip
 
 # A telephone exchange: signalling, media, and two of TCP. The machines forward more than that, so
@@ -150,6 +155,45 @@ def _machines_of(lab: Net, client: str, family: Family) -> set[str]:
     answers = [asked(lab.client, protocol, AT[family], port, client) for protocol, port in wanted]
     assert all(answer.split()[2:] == [client] for answer in answers), answers
     return {answer.split()[0] for answer in answers}
+
+
+# ---------------------------------------------------------------------------- what is declared
+
+
+def test_a_port_leads_only_to_machines_that_declare_its_target(tmp_path: Path) -> None:
+    """Also while that changes: who answers a flow goes on with it."""
+    service = service_manifest(["name: data, port: 7000, nodePort: 24000"], ends="data: 7009")
+    with net(2) as lab, everywhere(lab, [(TCP, port) for port in range(7000, 7010)]):
+        node = Node(tmp_path / "node", lab.node, **RANGE)
+        node.save("one.yaml", vm_manifest(lab.vms[0], "7000-7007"))
+        node.save("two.yaml", vm_manifest(lab.vms[1], "7000-7003"))
+        node.save("service.yaml", service)
+
+        def who(port: int) -> set[str]:
+            return set(answerers(lab.client, TCP, NODE4, port, 30))
+
+        with node.running() as daemon:
+            assert daemon.is_in("conflict", NODE)
+            found = daemon.standing(NODE)
+            assert [one["reason"] for one in found["refused"]] == [
+                "tcp 24008-24009 is left out: no backend declares tcp 7008-7009"
+            ]
+            told = f"tcp 7004-7009 not forwarded by VirtualMachine/default/vm2 ({lab.vms[1].pod})"
+            assert f"Service/default/phone: {told}" in found["notes"]
+            assert who(24000) == who(24003) == {"one", "two"}
+            assert who(24004) == who(24007) == {"one"}
+            assert who(24008) == {""}
+
+            flows = [flow_to(name, lab.client, TCP, NODE4, 24001) for name in ("one", "two")]
+            with closing(flows[0]), closing(flows[1]), asking(*flows) as answers:
+                node.save("one.yaml", vm_manifest(lab.vms[0], "7000-7003"))
+                node.save("two.yaml", vm_manifest(lab.vms[1], "7000-7009"))
+                assert daemon.is_in("in sync", NODE)
+                assert who(24004) == who(24009) == {"two"}
+            assert [{one.partition(" ")[0] for one in some} for some in answers] == [
+                {"one"},
+                {"two"},
+            ]
 
 
 # ------------------------------------------------------------------------------------------ SCTP

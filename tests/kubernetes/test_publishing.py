@@ -29,7 +29,7 @@ from tests.kubernetes.agents import USER, Agents, agents, comes_to_say, events, 
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.instances import EVENTS, RIGHTS, SERVICES, SLICES, Machines, instance
 from tests.nodes import CLIENT4, CLIENT6, NODE4, Net, asked, net
-from tests.spaces import NFTABLES, eventually, ip, nft, observed, space, unused_name, within
+from tests.spaces import NFTABLES, eventually, ip, nft, observed, pod, space, unused_name, within
 
 Json = Any
 
@@ -400,6 +400,49 @@ def test_a_run_never_takes_the_node_port_of_another_service(
         assert standing(daemon, "in sync")
 
 
+def test_a_port_leads_only_to_machines_of_this_node_that_declare_its_target(
+    services: Services, node: Agents
+) -> None:
+    """The first is no machine that we know of, and gets everything; of the second the guest
+    answers, as what it declares is forwarded."""
+    machines, second = Machines(services.cluster, services.namespace), services.lab.vms[1]
+    first = services.make("phone", ranged=(UDP,), ports=(UDP,))
+    services.put_machines("phone", True, True)
+    made = instance("vm", node.name, f"{TARGET}-{TARGET + 1}/udp")
+
+    def who(port: int) -> set[str]:
+        return set(answerers(services.lab.client, UDP, NODE4, port, 30))
+
+    with (
+        launched(node, machines, made, second.pod),
+        serving(second.guest, "guest", SERVED),
+        node.daemons.running() as daemon,
+    ):
+        assert comes_to_forward(second.pod, f"udp {TARGET}-{TARGET + 1}")
+        left = f"udp {TARGET + 2}-{TARGET + 4}"
+        who_not = f"VirtualMachineInstance/{services.namespace}/vm"
+        assert standing(daemon, "in sync", f"{left} not forwarded by {who_not}")
+        assert who(first + 1) == {"one", "guest"}
+        assert who(first + 2) == {"one"}
+
+        services.put_machines("phone", False, True)
+        why = f"udp {first + 2}-{first + 4} is left out: no backend declares {left}"
+        assert standing(daemon, "conflict", why)
+        assert comes_to_say(machines, "phone", "PortsConflict", why)
+        assert who(first) == {"guest"}
+        assert who(first + 2) == {""}
+
+        machines.annotate("vm", port_ranges="22")
+        why = f"udp {first}-{first + 4} cannot be published: no backend declares udp"
+        assert standing(daemon, "conflict", why)
+        assert comes_to_say(machines, "phone", "PortsConflict", why)
+        assert services.published == {}
+
+        machines.annotate("vm", port_ranges=f"{TARGET}-{TARGET + 4}/udp")
+        assert standing(daemon, "in sync")
+        assert who(first + 4) == {"guest"}
+
+
 def test_only_addresses_of_the_node_are_served(services: Services, node: Agents, lab: Net) -> None:
     external = [NODE4, STRANGE]
     services.make("phone", type="ClusterIP", externalIPs=external)
@@ -519,12 +562,13 @@ def test_without_the_right_to_services_machines_are_served_and_what_is_published
         return any(words in str(one["why"]) for one in daemon.said("services away"))
 
     with (
-        launched(node, machines, made, lab.vms[1].pod),
+        pod() as netns,
+        launched(node, machines, made, netns),
         node.daemons.running() as daemon,
         closing(services.flow("one", UDP, first)) as flow,
         asking(flow) as answers,
     ):
-        assert comes_to_forward(lab.vms[1].pod, "tcp 22")
+        assert comes_to_forward(netns, "tcp 22")
         assert standing(daemon, "in sync", "Let the agent's service account list services")
         assert handles(lab.node) == before
         assert services.ask(TCP, first) == f"one {TARGET} {CLIENT4}"
@@ -533,13 +577,13 @@ def test_without_the_right_to_services_machines_are_served_and_what_is_published
         assert eventually(lambda: complains("account list endpointslices.discovery"), 60)
         assert handles(lab.node) == before
         machines.annotate("vm", port_ranges="23")
-        assert comes_to_forward(lab.vms[1].pod, "tcp 23")
+        assert comes_to_forward(netns, "tcp 23")
 
         cluster.grant(USER, RIGHTS, EVENTS, SERVICES, SLICES)
         services.put_machines("phone", True, True)
         assert eventually(lambda: services.ask(UDP, first).startswith("two "), 60)
         machines.annotate("vm", port_ranges="24")
-        assert comes_to_forward(lab.vms[1].pod, "tcp 24")
+        assert comes_to_forward(netns, "tcp 24")
         assert eventually(lambda: not is_in_trouble(daemon), PATIENCE), daemon.standing(NODE)
     assert answers == [{f"one {TARGET} {CLIENT4}"}]
 

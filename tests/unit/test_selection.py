@@ -343,7 +343,7 @@ NOWHERE: dict[str, tuple[Machine, list[ServicePort], str]] = {
 @pytest.mark.parametrize(("one", "wanted", "lost"), NOWHERE.values(), ids=NOWHERE)
 def test_what_leads_nowhere_is_told(one: Machine, wanted: list[ServicePort], lost: str) -> None:
     selection = select([service(*wanted)], [one], THERE)
-    note = f"{PREFIX}it leads nowhere at {lost}, not forwarded by {VM}"
+    note = f"{PREFIX}{lost} not forwarded by {VM}"
     assert selection.notes == ((note,) if lost else ())
     assert all(told(selection)), "it is for the machine to refuse"
 
@@ -354,12 +354,12 @@ def test_ports_of_the_pod_itself_lead_nowhere_either() -> None:
     reserved = (Claim(Protocol.TCP, ports("15001")),)
     one = replace(one, masquerade=replace(one.masquerade, reserved=reserved))
     [note] = select([service(port("15000-15002"))], [one], THERE).notes
-    assert note == f"{PREFIX}it leads nowhere at tcp 15001, not forwarded by {VM}"
+    assert note == f"{PREFIX}tcp 15001 not forwarded by {VM}"
 
 
 def test_a_neighbour_without_masquerade_forwards_nothing_for_others() -> None:
     [note] = select([service()], [vm("vm", "tcp 81"), bridged("z", at="10.0.0.1")], THERE).notes
-    assert note == f"{PREFIX}it leads nowhere at tcp 80, not forwarded by {VM}"
+    assert note == f"{PREFIX}tcp 80 not forwarded by {VM}"
 
 
 def test_many_with_one_trouble_are_one_note() -> None:
