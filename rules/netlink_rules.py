@@ -218,6 +218,8 @@ def _range(parts: Parts, registers: Registers, _: Sets) -> "list[Expression]":
     last = dict(each(parts.get(4, b""))).get(DATA_VALUE, b"")
     if key is UNKNOWN or key is PORTS or "masked" in key:
         return [ANYTHING]
+    if operator == "==":  # of nft from 1.1 on; before, it wrote two comparisons
+        return [_match(key, ">=", _value(key, first)), _match(key, "<=", _value(key, last))]
     return [_match(key, operator, _interval(key, first, last))]
 
 

@@ -19,7 +19,10 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_int
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from agent.kernel import rtnetlink, sysctl
+from agent.kernel.iptables import Iptables, Workers
 from agent.kernel.live import LiveKernel
 from agent.kernel.netns import inside, opened
 from agent.reconcile import converge
@@ -216,9 +219,27 @@ def _claim(text: str) -> Claim:
     return Claim(Protocol(protocol or "tcp"), PortRange(int(first), int(last or first)))
 
 
+def require(backend: str = IPTABLES) -> None:
+    """Skip the test where this machine cannot have the backend."""
+    if backend == IPTABLES and (unfit := why_no_iptables()):
+        pytest.skip(f"no iptables backend: python-iptables does not work with {unfit}")
+
+
+@functools.cache
+def why_no_iptables() -> str:
+    """Why legacy tables cannot be written here; nothing, where they can."""
+    with space() as netns, opened(netns) as descriptor, ExitStack() as stack:
+        workers = Workers()
+        stack.callback(workers.stop)
+        tables = Iptables(descriptor, workers)
+        tables.observe()
+        return tables.unfit
+
+
 @functools.cache
 def kernel(backend: str) -> LiveKernel:
     """One for all tests of this process: starting its workers takes half a second."""
+    require(backend)
     made = LiveKernel(backend)
     atexit.register(made.close)
     return made
@@ -230,6 +251,7 @@ _defaults = ["auto"]
 @contextmanager
 def using(backend: str) -> Iterator[str]:
     """Within the block, this is the backend of what is said here about namespaces."""
+    require(backend)
     _defaults.append(backend)
     try:
         yield backend

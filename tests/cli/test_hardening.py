@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ COMMAND = f"{sys.executable} -m agent.entry"
 
 def shell(command: str) -> subprocess.CompletedProcess[str]:
     """A command line in which `portranger` stands for ours."""
-    line = command.replace("portranger ", f"{COMMAND} ", 1)
+    line = re.sub(r"(?<!/)\bportranger ", f"{COMMAND} ", command, count=1)
     return subprocess.run(
         ["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
@@ -179,7 +180,11 @@ def test_what_is_converted_is_utf8_whatever_the_locale(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", ["HUP", "TERM", "INT"])
 def test_a_demonstration_that_is_interrupted_leaves_nothing(number: str) -> None:
     with subprocess.Popen(
-        [*COMMAND.split(), "demo"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        # A shell lets what it starts in the background ignore INT.
+        ["env", "--default-signal=INT", *COMMAND.split(), "demo"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as demo:
         assert demo.stdout is not None
         assert "namespace of its own" in demo.stdout.readline()

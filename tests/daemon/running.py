@@ -21,7 +21,7 @@ from agent.kernel.netns import inside, opened
 from agent.revision import combined, digest
 from agent.sources.files import content, each_once, label
 from rules.model import Chain, Family
-from tests.spaces import ROOT, eventually, ip, observed, run, space
+from tests.spaces import ROOT, eventually, ip, observed, require, run, space
 
 PATIENCE = 60.0  # seconds for what takes a few tenths
 A_MOMENT = (
@@ -270,6 +270,7 @@ class Node:
 
     def configure(self, **settings: object) -> None:
         """Write the configuration, with these settings and those from before."""
+        require(str(settings.get("backend")))
         self._settings |= settings
         lines = (f"{key} = {json.dumps(value)}\n" for key, value in self._settings.items())
         self.config.write_text("".join(lines))

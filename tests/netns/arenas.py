@@ -38,6 +38,7 @@ from tests.spaces import (
     legacy,
     nft,
     pod,
+    require,
     within,
 )
 from tests.unit.samples import trace
@@ -344,6 +345,7 @@ def nftables() -> Iterator[Arena]:
 
 @contextmanager
 def iptables() -> Iterator[Arena]:
+    require(IPTABLES)
     with pod() as name:
         yield IptablesArena(name)
 

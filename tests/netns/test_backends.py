@@ -28,6 +28,7 @@ from tests.spaces import (
     observed,
     pod,
     portranger,
+    require,
     saved,
     vm,
     wanted,
@@ -140,6 +141,7 @@ CHOICES: dict[str, tuple[tuple[Setting, ...], str, str]] = {
 def test_the_choice_follows_what_is_live_and_stays(
     netns: str, settings: tuple[Setting, ...], backend: str, reason: str
 ) -> None:
+    require(backend)
     for act in settings:
         act(netns)
     first = chosen(netns)
@@ -158,6 +160,7 @@ def test_the_choice_follows_what_is_live_and_stays(
 
 
 def test_what_others_do_later_does_not_change_the_choice(netns: str) -> None:
+    require(IPTABLES)
     applied(netns, DESKTOP)
     translates(netns)
     assert chosen(netns)[0] == NFTABLES
@@ -171,6 +174,7 @@ def test_what_others_do_later_does_not_change_the_choice(netns: str) -> None:
 
 
 def test_the_reason_is_told_by_plan_and_show(netns: str) -> None:
+    require(IPTABLES)
     translates(netns)
     told = f"{IPTABLES} (the legacy NAT tables hold 1 rule of others)"
     planned = portranger("plan", "-v", "-f", "-", stdin=manifest(netns, "22"))
@@ -200,6 +204,7 @@ def test_the_node_has_nftables_for_its_services_though_nobody_asked() -> None:
 def test_the_plan_shows_what_is_left_over_and_apply_moves_it(
     netns: str, backend: str, tmp_path: Path
 ) -> None:
+    require(IPTABLES)
     other = other_than(backend)
     applied(netns, DESKTOP, backend=backend)
     count = len(observed(netns).live)
@@ -270,6 +275,7 @@ def test_a_move_leaves_the_rules_of_others_alone(netns: str) -> None:
 
 
 def test_two_kernels_with_workers_of_their_own_agree(netns: str) -> None:
+    require(IPTABLES)
     with closing(LiveKernel(IPTABLES)) as one, closing(LiveKernel(IPTABLES)) as other:
         for number in range(3):
             for each in (one, other):

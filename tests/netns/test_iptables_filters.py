@@ -34,7 +34,7 @@ from rules.plan import Plan, diff
 from rules.ports import PortRange
 from rules.values import replace
 from rules.xtables import script
-from tests.spaces import IPTABLES, LEGACY, NFTABLES, kernel, pod, saved, vm, within
+from tests.spaces import IPTABLES, LEGACY, NFTABLES, kernel, pod, require, saved, vm, within
 from tests.spaces import lab as built
 
 OWNER = "NetworkPolicy/default/web"
@@ -117,6 +117,7 @@ def alive(netns: str) -> list[list[str]]:
 
 def test_the_table_filter_comes_to_life_only_where_something_is_filtered() -> None:
     """By fresh workers: those of a command are."""
+    require(IPTABLES)
     with pod() as netns, closing(LiveKernel(IPTABLES)) as fresh:
         with fresh.opened(netns) as namespace:
             converge(netns, desire([vm("a", "22")], namespace.surroundings()), namespace)

@@ -14,7 +14,7 @@ from rules.desired import desire
 from rules.model import Desired, Protocol
 from rules.plan import diff
 from rules.xtables import script
-from tests.spaces import LEGACY, applied, kernel, observed, vm, within
+from tests.spaces import IPTABLES, LEGACY, applied, kernel, observed, require, vm, within
 
 
 @pytest.fixture
@@ -38,6 +38,7 @@ def legacy(lab: Lab, command: str) -> None:
 )
 @pytest.mark.parametrize("wanted", ["1000-2000,3000/udp", ""], ids=["mended", "removed"])
 def test_the_script_mends_what_apply_would(lab: Lab, damage: str, wanted: str) -> None:
+    require(IPTABLES)
     kernel = LiveKernel("iptables")
     try:
         with kernel.opened(lab.pod) as namespace:
@@ -59,6 +60,7 @@ def test_the_script_mends_what_apply_would(lab: Lab, damage: str, wanted: str) -
     ("one", "other"), [("nftables", "iptables"), ("iptables", "nftables")], ids=["there", "back"]
 )
 def test_ports_that_go_with_a_change_of_backends_are_closed(lab: Lab, one: str, other: str) -> None:
+    require(IPTABLES)
     before, after = LiveKernel(one), LiveKernel(other)
     try:
         with echoing(lab, lab.guest, [(Protocol.TCP, 1500), (Protocol.TCP, 1600)]):
@@ -81,6 +83,7 @@ def test_ports_that_go_with_a_change_of_backends_are_closed(lab: Lab, one: str, 
 
 
 def test_a_chain_with_a_name_like_ours_is_not_ours(lab: Lab) -> None:
+    require(IPTABLES)
     kernel = LiveKernel("iptables")
     try:
         legacy(lab, "iptables-legacy -t nat -N PORTRANGER-FOO")
@@ -114,6 +117,7 @@ def cleared(netns: str, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["auto", "iptables", "nftables"])
 def test_a_chain_of_others_may_have_any_name(lab: Lab, backend: str) -> None:
+    require(backend)
     ruled(lab.pod, "-N", ODD)
     ruled(lab.pod, "-A", ODD, "-p", "udp", "-j", "RETURN")
     with kernel("auto").opened(lab.pod) as namespace:
@@ -136,6 +140,7 @@ def test_a_chain_of_others_may_have_any_name(lab: Lab, backend: str) -> None:
     ],
 )
 def test_what_python_iptables_cannot_read_goes_from_our_chains(lab: Lab, words: list[str]) -> None:
+    require(IPTABLES)
     ruled(lab.pod, "-N", ODD)
     applied(lab.pod, vm("a", "22"), backend="iptables")
     ruled(lab.pod, "-I", OWN, *words)

@@ -237,6 +237,11 @@ def compared(raw: bytes, operator: bytes = EQUAL, register: bytes = FIRST) -> by
     return expression("cmp", {1: register, 2: operator, 3: value(raw)})
 
 
+def within(first: bytes, last: bytes, operator: bytes = EQUAL) -> bytes:
+    parts = {1: FIRST, 2: operator, 3: value(first), 4: value(last)}
+    return expression("range", parts)
+
+
 def xt(name: str, info: bytes, revision: int = 0) -> bytes:
     return expression("match", {1: name.encode() + b"\0", 2: number(revision), 3: info})
 
@@ -298,6 +303,22 @@ MADE = {
     "a range of both ports": (
         rule(BOTH_PORTS, expression("range", {1: FIRST, 3: value(b"1234"), 4: value(b"2345")})),
         "anything",
+    ),
+    "a range of ports as nft from 1.1 on writes it": (
+        rule(DPORT, within(b"\x03\xe8", b"\x1f\x40")),
+        "th dport >= 1000; th dport <= 8000",
+    ),
+    "all ports but a range": (
+        rule(DPORT, within(b"\x03\xe8", b"\x1f\x40", UNEQUAL)),
+        "th dport != 1000-8000",
+    ),
+    "a range of addresses": (
+        rule(DADDR, within(b"\xc0\0\2\1", b"\xc0\0\2\5")),
+        "ip daddr >= 192.0.2.1; ip daddr <= 192.0.2.5",
+    ),
+    "a range of protocols": (
+        rule(expression("meta", {1: FIRST, 2: number(16)}), within(b"\6", b"\x11")),
+        "l4proto >= 6; l4proto <= 17",
     ),
     "a register of 4 bytes is the first of 16": (
         rule(DPORT, compared(b"\0\x50", register=WORDS[0])),
