@@ -66,6 +66,10 @@ demo-vm: root packages-vm venv-dev ## the same with a real virtual machine, whic
 test: packages-test package-vagrant venv-dev ## run every test; what cannot run here is listed with its reason
 	@$(BIN)/python -m pytest -ra -n $(JOBS) --dist loadfile $(ARGS)
 
+.PHONY: test-nightly
+test-nightly: venv-dev ## the laws that hypothesis checks, with ten times as many examples, always others
+	@EXAMPLES=$${EXAMPLES:-1000} $(BIN)/python -m pytest -q -n $(JOBS) tests/property $(ARGS)
+
 .PHONY: test-stress
 test-stress: packages-test package-vagrant venv-dev ## run every test five times, and three times beside busy loops; hours
 	@$(BIN)/python -m tests.stress $(ARGS)

@@ -1,5 +1,6 @@
-"""How hypothesis runs here: the same examples every time in CI, others every time at home; and few
-where only coverage is asked for, as these tests are run again."""
+"""How hypothesis runs here: the same examples every time in CI, others every time at home. EXAMPLES
+says how many: `make test-nightly` asks for ten times as many, always others, and coverage for few,
+as these tests are run again."""
 
 from __future__ import annotations
 
@@ -7,11 +8,14 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+DEFAULT = 100
+EXAMPLES = int(os.environ.get("EXAMPLES", DEFAULT))
+
 settings.register_profile(
     "portranger",
-    max_examples=int(os.environ.get("EXAMPLES", "60")),  # others every time: many runs see many
+    max_examples=EXAMPLES,
     deadline=None,  # a busy machine is no failure
-    derandomize=bool(os.environ.get("CI")),
+    derandomize=bool(os.environ.get("CI")) and EXAMPLES <= DEFAULT,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("portranger")

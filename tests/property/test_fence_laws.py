@@ -10,7 +10,7 @@ from ipaddress import ip_address, ip_network
 from itertools import pairwise, product
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.kernel.memory import MemoryNamespace
@@ -152,7 +152,6 @@ def judged(desired: Desired, packet: Packet) -> list[Rule] | None:
 # --------------------------------------------------------------------------------------- verdicts
 
 
-@settings(max_examples=50)
 @given(worlds(), subjects)
 def test_every_packet_is_judged_as_the_documentation_says(world: World, pod: Pod) -> None:
     desired = wanted(world, pod)
@@ -175,7 +174,6 @@ def test_every_packet_is_judged_as_the_documentation_says(world: World, pod: Pod
             assert names & {f"NetworkPolicy/shop/{name}" for name in expected}
 
 
-@settings(max_examples=30)
 @given(worlds(), subjects, st.sets(st.sampled_from(IPS), min_size=1, max_size=3))
 def test_the_node_itself_is_never_cut_off_and_nobody_else_is_let_in(
     world: World, pod: Pod, node: set[str]
@@ -282,7 +280,6 @@ def is_meant(world: World, own: str, rule: Any, whose: Pod) -> bool:
     )
 
 
-@settings(max_examples=50)
 @given(worlds(), subjects, pods, st.booleans())
 def test_who_comes_or_goes_changes_sets_and_no_rule(
     world: World, pod: Pod, party: Pod, plain: bool
@@ -553,7 +550,6 @@ HARM: dict[str, Callable[[ListedTable], None]] = {
 }
 
 
-@settings(max_examples=50)
 @given(
     st.lists(desireds, min_size=1, max_size=2),
     desireds,
@@ -629,7 +625,6 @@ def test_a_mutilated_set_is_not_ours_or_another_that_says_what_it_holds(
 OWN: set[Address] = {ip_address("10.0.0.1"), ip_address("fd00::1")}
 
 
-@settings(max_examples=50)
 @given(
     worlds(),
     subjects,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 from ipaddress import ip_address, ip_network
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.kernel.conntrack import flow_of
@@ -88,7 +88,6 @@ def plain(due: list[Due], flow: Flow) -> list[Due]:
     return [one for one in due if one.holds(flow, POD)]
 
 
-@settings(max_examples=100)
 @given(st.lists(forgottens() | others(), max_size=30), st.lists(flows(), min_size=5, max_size=20))
 def test_a_flow_is_held_against_few_and_forgotten_for_the_same(
     due: list[Due], some: list[Flow]
@@ -113,7 +112,6 @@ def test_of_ranges_that_overlap_all_are_found_that_have_the_port(
         assert sorted(map(repr, found)) == sorted(map(repr, plain(due, there)))
 
 
-@settings(max_examples=100)
 @given(st.lists(forgottens() | others(), max_size=3), st.lists(flows(), min_size=5, max_size=20))
 def test_what_is_to_be_forgotten_is_never_passed_over_at_a_glance(
     due: list[Due], some: list[Flow]
@@ -125,7 +123,6 @@ def test_what_is_to_be_forgotten_is_never_passed_over_at_a_glance(
         assert glance.catches(entry) or not plain(due, flow)
 
 
-@settings(max_examples=100)
 @given(st.lists(forgottens() | others(), max_size=3), st.lists(flows(), min_size=5, max_size=20))
 def test_what_is_to_be_forgotten_is_among_what_the_kernel_is_asked_for(
     due: list[Due], some: list[Flow]

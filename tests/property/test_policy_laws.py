@@ -8,7 +8,7 @@ from ipaddress import IPv4Network, collapse_addresses, ip_address, ip_network
 from itertools import product
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.isolation import Register
@@ -235,7 +235,6 @@ def all_passing(known: Register, pod: Pod) -> set[Packet]:
 # --------------------------------------------------------------------------------------------- laws
 
 
-@settings(max_examples=50)
 @given(worlds(), subjects)
 def test_every_packet_is_judged_as_the_documentation_says(world: World, pod: Pod) -> None:
     known = isolations(register(world), pod)
@@ -366,7 +365,6 @@ def check(document: object) -> None:
             assert () in (policy.ingress, policy.egress)
 
 
-@settings(max_examples=50)
 @given(policies("p"), st.data())
 def test_a_mutilated_policy_is_whole_or_closes(policy: dict[str, Any], data: st.DataObject) -> None:
     document = policy | {"spec": data.draw(mutilated(policy["spec"]))}
@@ -379,7 +377,6 @@ def test_a_mutilated_policy_is_whole_or_closes(policy: dict[str, Any], data: st.
         assert made.selector == Selector()
 
 
-@settings(max_examples=50)
 @given(policies("p"), st.data())
 def test_whatever_is_written_is_answered(policy: dict[str, Any], data: st.DataObject) -> None:
     check(data.draw(mutilated(policy)))
