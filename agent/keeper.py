@@ -541,7 +541,8 @@ class Keeper:
             self._judge(kept)
             kept.proven = None
             return
-        eventless = kept.proven is None or kept.proven.generation is None
+        proven = kept.proven
+        eventless = proven is None or proven.generation is None or bool(proven.legacy)
         if eventless or kept.standing.refused or (kept.netns == NODE and not kept.leaving):
             kept.timer = self._clock() + TIMED_LOOK  # on the node, others may begin to use iptables
         if kept.netns == NODE and not kept.leaving and self._publisher is not None:
@@ -641,6 +642,7 @@ class Keeper:
         kept.proven = Glimpse(
             identity=kept.identity,
             generation=outcome.generation,
+            legacy=outcome.legacy,
             surroundings=outcome.surroundings,
             sysctls={sysctl.name: sysctl.value for sysctl in desired.sysctls},
         )

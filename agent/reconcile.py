@@ -127,6 +127,7 @@ class Outcome(Value, kw_only=True):
     drift: int = 0  # changes that others had made since it was last as desired
     live: tuple[Live, ...] = ()
     generation: "Generation | None" = None  # of the rules when they were found as desired
+    legacy: bytes = b""  # by which legacy filters of others were known then
     surroundings: Surroundings
 
 
@@ -168,6 +169,7 @@ def keep(  # noqa: PLR0913 - what is wanted, and what was
             drift=drift,
             live=left.live,
             generation=namespace.generation,
+            legacy=namespace.legacy,
             surroundings=surroundings,
         )
 

@@ -24,33 +24,36 @@ PROGRAMS = {Family.IP: "iptables-legacy", Family.IP6: "ip6tables-legacy"}
 
 
 def saved_filters(text: str, family: Family) -> list[Filter]:
-    """The chain FORWARD of the table filter, if there is one."""
-    section, drops, known = "", False, False
-    rules: dict[str, list[list[Expression]]] = {}
+    """The chain FORWARD of each table that has one."""
+    table, drops = "", dict[str, bool]()
+    rules: dict[str, dict[str, list[list[Expression]]]] = {}
     for line in text.splitlines():
         if line.startswith("*"):
-            section = line.strip()
-        elif section == "*filter" and line.startswith(f":{FORWARD} "):
-            known, drops = True, line.split()[1] == "DROP"
-        elif section == "*filter" and line.startswith("-A "):
+            table = line[1:].strip()
+        elif line.startswith(f":{FORWARD} "):
+            drops[table] = line.split()[1] == "DROP"
+        elif line.startswith("-A ") and table in drops:
             try:
                 chain, rule = _rule(line)
             except STRANGE:
                 continue
             if not chain.startswith(PREFIX):
-                rules.setdefault(chain, []).append(rule)
-    if not known:
-        return []
+                rules.setdefault(table, {}).setdefault(chain, []).append(rule)
     return [
         Filter(
-            where=f"legacy table {family.value} filter, chain {FORWARD}",
-            remedy=IPTABLES_REMEDY.format(PROGRAMS[family], FORWARD),
+            where=f"legacy table {family.value} {name}, chain {FORWARD}",
+            remedy=IPTABLES_REMEDY.format(_program(family, name), FORWARD),
             families=frozenset({family}),
             chain=FORWARD,
-            drops=drops,
-            rules=rules,
+            drops=dropping,
+            rules=rules.get(name, {}),
         )
+        for name, dropping in drops.items()
     ]
+
+
+def _program(family: Family, table: str) -> str:
+    return PROGRAMS[family] if table == "filter" else f"{PROGRAMS[family]} -t {table}"
 
 
 def _rule(line: str) -> "tuple[str, list[Expression]]":

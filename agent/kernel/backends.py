@@ -8,10 +8,11 @@ from contextlib import ExitStack
 from typing import Protocol
 
 from agent.errors import BackendMissing, Failure
-from agent.kernel import sysctl
+from agent.kernel.foreign_rules import ForeignRules
 from agent.kernel.iptables import Iptables
 from agent.kernel.iptables import Workers as IptablesWorkers
 from agent.kernel.kinds import Generation, Known
+from agent.kernel.legacy_tables import any_in_use
 from agent.kernel.libnftables import Libnftables
 from agent.kernel.nftables import Nftables
 from rules.model import Family, Observed
@@ -22,7 +23,6 @@ __all__ = ["ASKED", "AUTO", "IPTABLES", "NFTABLES", "Backends", "Workers", "chos
 
 AUTO, NFTABLES, IPTABLES = "auto", "nftables", "iptables"
 ASKED = "asked for"
-NAMES = ("ip_tables_names", "ip6_tables_names")
 
 
 class Tables(Protocol):
@@ -80,10 +80,12 @@ class Workers:
 
     def __init__(self) -> None:
         self.iptables, self.libnftables = IptablesWorkers(), Libnftables()
+        self.foreign = ForeignRules()
 
     def stop(self) -> None:
         self.iptables.stop()
         self.libnftables.stop()
+        self.foreign.stop()
 
 
 def chosen(
@@ -139,15 +141,7 @@ def _chosen(
 
 def legacy_is_live() -> bool:
     """Whether somebody has used the legacy NAT tables in the namespace this thread is in."""
-    return any("nat" in words(f"/proc/thread-self/net/{name}") for name in NAMES)
-
-
-def words(path: str) -> list[str]:
-    """What a small file says; nothing, where it is not there."""
-    try:
-        return sysctl.text(path).split()
-    except OSError:
-        return []
+    return any_in_use({"nat"})
 
 
 def _with_usable(legacy: Iptables | None, reason: str, modern: Nftables) -> Backends:

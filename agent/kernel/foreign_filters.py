@@ -4,7 +4,7 @@ be read is left out."""
 
 from contextlib import suppress
 
-from agent.kernel.backends import NAMES, words
+from agent.kernel.legacy_tables import FORWARDING, in_use
 from agent.kernel.netlink import NLM_F_DUMP, ask, attributes
 from agent.kernel.nftables import (
     NFT_MSG_GETCHAIN,
@@ -31,7 +31,7 @@ from rules.saved_filters import saved_filters
 
 NFTA_CHAIN_POLICY, NFTA_HOOK_HOOKNUM = 5, 1
 FORWARD = 2
-MOST = 5_000  # rules and elements of a table, at 45 µs each: whoever writes more gets no warning
+MOST = 5_000  # rules and elements, at 45 µs each: whoever writes more gets no warning
 LIMIT = 120
 KNOWN = {"ip": frozenset({Family.IP}), "ip6": frozenset({Family.IP6}), "inet": frozenset(Family)}
 
@@ -39,8 +39,8 @@ KNOWN = {"ip": frozenset({Family.IP}), "ip6": frozenset({Family.IP6}), "inet": f
 def filters() -> tuple[Filter, ...]:
     """Those that others have there. To ask for a legacy table that is not in use would make it."""
     found = list(_of_nftables())
-    if any("filter" in words(f"/proc/thread-self/net/{name}") for name in NAMES):
-        for family in Family:
+    for family in Family:
+        if not in_use(family).isdisjoint(FORWARDING):
             with suppress(Unreadable):
                 text = legacy_saved(family)
                 found += saved_filters(text, family) if text.count("\n-A ") <= MOST else []
@@ -55,6 +55,7 @@ def _of_nftables() -> tuple[Filter, ...]:
         return ()
     found: list[Filter] = []
     rules: dict[tuple[str, str], dict[str, list[list[Expression]]]] = {}
+    left = MOST
     for header, chain in chains:
         table = (FAMILIES.get(header[0], ""), text_of(chain, NFTA_CHAIN_TABLE))
         hook = attributes(chain.get(NFTA_CHAIN_HOOK, b"")).get(NFTA_HOOK_HOOKNUM, b"")
@@ -64,10 +65,13 @@ def _of_nftables() -> tuple[Filter, ...]:
         if text_of(chain, NFTA_CHAIN_TYPE) != "filter":
             continue
         if table not in rules:
+            reader = TableReader(table, most=left)
             try:
-                rules[table] = _rules(table)
+                rules[table] = _rules(reader)
             except (Unreadable, OSError):
                 continue
+            finally:
+                left = max(reader.left, 0)
         name = text_of(chain, NFTA_CHAIN_NAME)
         where = f"{table[0]} {table[1]}"
         policy = int.from_bytes(chain.get(NFTA_CHAIN_POLICY, b"\1"), "big")
@@ -84,8 +88,8 @@ def _of_nftables() -> tuple[Filter, ...]:
     return tuple(found)
 
 
-def _rules(table: tuple[str, str]) -> dict[str, list[list[Expression]]]:
+def _rules(reader: TableReader) -> dict[str, list[list[Expression]]]:
     found: dict[str, list[list[Expression]]] = {}
-    for chain, expressions in TableReader(table, most=MOST).expressions():
+    for chain, expressions in reader.expressions():
         found.setdefault(chain, []).append(expressions)
     return found

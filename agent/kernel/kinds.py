@@ -51,6 +51,11 @@ class Namespace(Protocol):
         """Of the rules at the last look; None where only another look can tell if they changed."""
 
     @property
+    def legacy(self) -> bytes:
+        """What the legacy forward filters of others were known by when it was opened, as they have
+        no generation; empty: there are none."""
+
+    @property
     def known(self) -> Known | None:
         """What spares whoever opens it again another look, if nothing changes until then."""
 
@@ -86,6 +91,7 @@ class Glimpse(Value, kw_only=True):
 
     identity: object
     generation: Generation | None  # None: only a look can tell
+    legacy: bytes = b""
     surroundings: Surroundings
     sysctls: Mapping[str, str]
 

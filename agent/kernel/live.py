@@ -14,9 +14,11 @@ from agent.kernel.events import Events
 from agent.kernel.foreign_filters import filters
 from agent.kernel.iptables import Iptables, require
 from agent.kernel.kinds import Beat, Flushed, Generation, Glimpse, Known
+from agent.kernel.legacy_tables import FORWARDING, known_by
 from agent.kernel.nftables import Nftables, generation_of, has_table, kubevirt_in, netlink
 from agent.kernel.node import look
 from agent.kernel.pods import POD, Pods
+from agent.kernel.translations import Found
 from agent.kernel.turns import Turns
 from rules.flows import forbidden, forgotten, unmade
 from rules.foreign_filters import Filter
@@ -68,6 +70,7 @@ class LiveNamespace:
         with self._inside():
             why = SERVICES if netns == NODE else ASKED
             self._backends = chosen(backend, descriptor, workers, known, why)
+            self.legacy = known_by(FORWARDING)
         self.backend, self.reason = self._backends.name, self._backends.reason
         self._due: list[Plan] = []  # whose flows are to be forgotten after the next whole commit
         self._deleted = False  # something, so that closing takes its time
@@ -89,10 +92,13 @@ class LiveNamespace:
     def node(self, endpoints: Iterable[Address], *, others: bool) -> Node:
         surroundings = self.surroundings()
         with self._inside():
-            return look(surroundings, endpoints, others=others)
+            foreign = self._workers.foreign.nat(self._descriptor) if others else Found()
+            return look(surroundings, endpoints, foreign)
 
     def filters(self) -> tuple[Filter, ...]:
         with self._inside():
+            if self._netns == NODE:
+                return self._workers.foreign.filters(self._descriptor)
             return filters()
 
     def observe(self, sysctls: Iterable[str] = ()) -> Observed:
@@ -133,6 +139,8 @@ class LiveNamespace:
         self._later.announce(self._netns, self.identity, plan)
         self._deleted |= not plan.only_adds
         self._backends.tables.commit(plan)
+        if isinstance(self._backends.tables, Nftables) and self._backends.tables.advanced:
+            self._workers.foreign.committed(*self._backends.tables.advanced)
         if self._proving:
             self._backends.forget()
         if plan.leftovers and self._backends.other:
@@ -279,6 +287,7 @@ class LiveKernel:
             return Glimpse(
                 identity=(status.st_dev, status.st_ino),
                 generation=None if legacy_is_live() else generation,
+                legacy=known_by(FORWARDING),
                 surroundings=replace(rtnetlink.surroundings(), kubevirt=kubevirt),
                 sysctls=sysctl.read(before.sysctls),
             )

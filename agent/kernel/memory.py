@@ -48,6 +48,10 @@ class MemoryNamespace:
     def known(self) -> Known | None:
         return None
 
+    @property
+    def legacy(self) -> bytes:
+        return b""
+
     def surroundings(self) -> Surroundings:
         return self.links
 

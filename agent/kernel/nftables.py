@@ -58,6 +58,8 @@ class Nftables:
         self._known = known
         self._foreseen: tuple[Generation, Callable[[], Observed]] | None = None
         self._rules: dict[tuple[str, str, str], Rule] = {}
+        self.advanced: tuple[Generation, Generation] | None = None
+        """The generations before and after the last commit, if nobody else has been there."""
 
     @property
     def known(self) -> Known | None:
@@ -145,6 +147,7 @@ class Nftables:
         if known and exact and not is_for(plan, known[1]):
             raise Stale("the plan is for an earlier look at the table", "Try again")
         self.known = None  # who is wrong once is not asked again
+        self.advanced = None
         handles: list[int] = []
         done: list[Step] = []
         generation = known[0] if known else None
@@ -162,6 +165,7 @@ class Nftables:
                 continue
             done += part
             generation = generation.after(1) if generation else None
+        self.advanced = (known[0], generation) if known and generation else None
         told = len(handles) == sum(isinstance(step, RULES) for step in done)
         if known and generation and told and is_for(plan, known[1]) and not has_copies(known[1]):
             foreseen = functools.partial(carried_out, done, known[1], handles)

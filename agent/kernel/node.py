@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from agent.kernel import rtnetlink, sockets, sysctl
 from agent.kernel.netlink import ask, attribute, attributes, number
-from agent.kernel.translations import Found, translations
+from agent.kernel.translations import Found
 from rules.model import Address, Family, Surroundings
 from rules.occupied import Occupied
 from rules.publish import ROUTER_NEWS, Node
@@ -19,9 +19,8 @@ VERSIONS = {Family.IP: socket.AF_INET, Family.IP6: socket.AF_INET6}
 IPV6_FORWARDING = "net.ipv6.conf.all.forwarding"
 
 
-def look(surroundings: Surroundings, endpoints: Iterable[Address], *, others: bool = False) -> Node:
-    """What there is; translations of others, which take a while to read, only if asked for."""
-    foreign = translations() if others else Found()
+def look(surroundings: Surroundings, endpoints: Iterable[Address], foreign: Found) -> Node:
+    """What there is, beside what others translate."""
     occupied = Occupied(
         listeners=sockets.listeners(),
         translations=foreign.translations,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from agent.kernel.backends import NAMES, words
+from agent.kernel.legacy_tables import in_use
 from agent.kernel.netlink import (
     NLM_F_DUMP,
     Answer,
@@ -103,8 +103,7 @@ def translations() -> Found:
 
 def _legacy() -> list[Family]:
     """The families whose legacy table nat is in use."""
-    files = zip((Family.IP, Family.IP6), NAMES, strict=True)
-    return [one for one, file in files if "nat" in words(f"/proc/thread-self/net/{file}")]
+    return [family for family in Family if "nat" in in_use(family)]
 
 
 def _reason(error: Exception) -> str:
@@ -116,6 +115,14 @@ def _reason(error: Exception) -> str:
         case OSError():
             return os.strerror(error.errno or 0)
     return str(error)
+
+
+def tables_of_others() -> list[Name]:
+    """Those of nftables that are not ours, whatever is in them."""
+    with netlink() as asking:
+        tables = ask(asking, NFT_MSG_GETTABLE, NLM_F_DUMP, bytes(4), HEADER)
+    names = [(FAMILIES.get(head[0], ""), text_of(one, NFTA_TABLE_NAME)) for head, one in tables]
+    return [name for name in names if name != ("inet", NAME)]
 
 
 def _tables() -> Iterator[tuple[str, str, dict[str, str]]]:
@@ -150,7 +157,7 @@ class TableReader:
     def __init__(
         self, name: Name, where: str = "", bases: Iterable[str] = (), most: int | None = None
     ) -> None:
-        self._name, self._left = name, MOST if most is None else most
+        self._name, self.left = name, MOST if most is None else most
         self._code = bytes([CODES[name[0]], 0, 0, 0])
         self._chains = Chains(where)
         for chain in bases:
@@ -223,8 +230,8 @@ class TableReader:
                 yield element
 
     def _count(self, more: int) -> None:
-        self._left -= more
-        if self._left < 0:
+        self.left -= more
+        if self.left < 0:
             raise Unreadable(f"it holds more than {MOST:,} rules and elements")
 
 

@@ -20,7 +20,7 @@ from tests.daemon.publishing import (
 )
 from tests.daemon.running import Node
 from tests.nodes import NODE4, Net, answering, asked
-from tests.spaces import eventually, nft, within
+from tests.spaces import PATIENCE, eventually, nft, within
 
 TCP = Protocol.TCP
 NATIVE = """
@@ -135,6 +135,35 @@ def test_the_legacy_tables_are_read_where_they_are_in_use(
     finally:
         within(lab.node, "iptables-legacy", "-P", "FORWARD", "ACCEPT")
         within(lab.node, "iptables-legacy", "-F")
+
+
+@pytest.mark.parametrize("table", ["filter", "mangle"])
+def test_a_legacy_filter_that_comes_and_goes_is_noticed_without_a_resync(
+    node: Node, lab: Net, table: str
+) -> None:
+    words = ("iptables-legacy", "-t", table)
+    with (
+        node.running() as daemon,
+        answering(lab.vms[0].guest, "guest", [(TCP, port) for port in range(5000, 5010)]),
+    ):
+        comes_to_publish(lab.node, "a")
+        assert asked(lab.client, TCP, NODE4, 30104).startswith("guest 5004 ")
+
+        def warned() -> str:
+            return " ".join(one for one in daemon.standing(SELF)["notes"] if "may drop" in one)
+
+        assert warned() == ""
+        within(lab.node, *words, "-P", "FORWARD", "DROP")
+        try:
+            assert not asked(lab.client, TCP, NODE4, 30104)
+            where = f"legacy table ip {table}, chain FORWARD"
+            assert eventually(lambda: where in warned(), PATIENCE), daemon.standing(SELF)
+            within(lab.node, *warned().rpartition(": ")[2].split())
+            assert asked(lab.client, TCP, NODE4, 30104).startswith("guest 5004 ")
+            assert eventually(lambda: warned() == "", PATIENCE), daemon.standing(SELF)
+        finally:
+            within(lab.node, *words, "-P", "FORWARD", "ACCEPT")
+            within(lab.node, *words, "-F")
 
 
 def test_a_filter_in_the_namespace_of_a_machine_is_warned_of(node: Node, lab: Net) -> None:

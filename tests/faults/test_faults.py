@@ -108,6 +108,7 @@ class Haunted:
 
     backend = reason = identity = ""
     nsid = generation = known = None
+    legacy = b""
 
     def __init__(self, namespace: Namespace, haunt: Callable[[int], None]) -> None:
         self._namespace = namespace

@@ -554,7 +554,7 @@ def test_legacy_filters_of_others_are_left_out_where_there_are_very_many(
         rules = ["-A FORWARD -j DROP"] * (FEW if family is Family.IP else FEW + 1)
         return "\n".join(["*filter", ":FORWARD ACCEPT [0:0]", *rules, "COMMIT", ""])
 
-    monkeypatch.setattr("agent.kernel.foreign_filters.words", lambda _: ["filter"])
+    monkeypatch.setattr("agent.kernel.foreign_filters.in_use", lambda _: frozenset({"filter"}))
     monkeypatch.setattr("agent.kernel.foreign_filters.legacy_saved", saved)
     with entered(netns):
         assert [one.families for one in filters()] == [{Family.IP}]

@@ -28,6 +28,7 @@ class Hindered:
     backend = "memory"
     reason = "this is a test"
     nsid = generation = known = None
+    legacy = b""
 
     def __init__(self, times: int) -> None:
         self.inner = MemoryNamespace(POD)

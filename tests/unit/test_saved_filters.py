@@ -56,17 +56,29 @@ def test_a_filter_of_the_other_family_is_not_warned_of() -> None:
     [
         pytest.param("", id="nothing"),
         pytest.param("*filter\n:INPUT DROP [0:0]\nCOMMIT\n", id="no chain FORWARD"),
-        pytest.param("*mangle\n:FORWARD DROP [0:0]\n-A FORWARD -j DROP\n", id="another table"),
+        pytest.param("*nat\n:PREROUTING ACCEPT [0:0]\n-A FORWARD -j DROP\n", id="another table"),
     ],
 )
 def test_without_the_chain_there_is_no_filter(text: str) -> None:
     assert saved_filters(text, Family.IP) == []
 
 
-def test_rules_of_another_table_do_not_count() -> None:
-    assert fate(saved() + "*mangle\n:FORWARD ACCEPT [0:0]\n-A FORWARD -j DROP\nCOMMIT\n") == PASSES
+def test_each_table_with_a_chain_forward_is_a_filter_of_its_own() -> None:
+    drops = "*mangle\n:FORWARD ACCEPT [0:0]\n-A FORWARD -j DROP\nCOMMIT\n"
+    assert fates(saved() + drops) == {"filter": PASSES, "mangle": BY_RULE}
     accepts = "*mangle\n:FORWARD ACCEPT [0:0]\n-A FORWARD -j ACCEPT\nCOMMIT\n"
-    assert fate(accepts + saved(policy="DROP")) == BY_POLICY
+    assert fates(accepts + saved(policy="DROP")) == {"mangle": PASSES, "filter": BY_POLICY}
+    (said,) = warnings(saved_filters(drops, Family.IP), [SENT])
+    assert said.startswith("legacy table ip mangle, chain FORWARD may drop forwarded flows")
+    assert said.endswith(
+        "iptables-legacy -t mangle -I FORWARD -m conntrack --ctstate DNAT -j ACCEPT"
+    )
+
+
+def fates(text: str) -> dict[str, str]:
+    """By table."""
+    found = saved_filters(text, Family.IP)
+    return {one.where.split()[3].rstrip(","): dropped(one, SENT) for one in found}
 
 
 @pytest.mark.parametrize(
