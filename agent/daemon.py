@@ -51,6 +51,7 @@ from rules.words import few
 SLICE = 0.1  # seconds of writing down between two looks at what happens
 STUCK = 60.0  # seconds without progress in the middle of work
 COUNTING = 1.0  # seconds for the counters of one namespace
+STOP = 8.0  # seconds from a signal to the end; service managers kill after ten
 LISTEN_AGAIN = 10.0  # seconds until an address is tried again that somebody else has
 SELDOM = 20_000, 50, 50  # when cycles are looked for: there are few, and much that is none
 
@@ -80,6 +81,7 @@ class Daemon:
     def run(self) -> int:
         """Until told to stop; rules stay."""
         gc.set_threshold(*SELDOM)
+        self._deadline = signals.Deadline(STOP, self._give_up)
         with ExitStack() as stack:
             stack.enter_context(lock.held(self._config.state_dir, self._warn))
             self._wake = stack.enter_context(signals.heard(self._signalled))
@@ -418,8 +420,16 @@ class Daemon:
     def _signalled(self, number: int) -> None:
         if number == signal.SIGHUP:
             self._reload = True
-        else:
+        elif not self._stop:
             self._stop = True
+            self._deadline.begin()
+
+    def _give_up(self) -> None:
+        """By another thread, where stopping takes too long: each step of it has a limit, but not
+        all of them together. Nothing is lost: the next start finds out what is left to do."""
+        so = "what is left is done by the next start"
+        self._log.warning("stopped early", reason=f"not done after {STOP:g} s", consequence=so)
+        os._exit(0)
 
     def _renew(self) -> None:
         """Read the configuration, and everything else, again; a bad one changes nothing."""

@@ -41,7 +41,12 @@ DISTRUST = 60.0  # seconds after one that took longer, in which that namespace i
 LONGEST_REST = 30.0  # seconds without another look after one that took long
 REPORT = 10.0  # seconds until a look that is not done counts as failing
 MEANWHILE = 0.01  # seconds between two looks at what happens while the node takes long
-NODE_LOOK = 60.0  # seconds that one at the node may take and still count as a sign of life
+NODE_WAIT = 5.0  # seconds that what is new waits for a look at the node
+NODE_REPORT = 60.0  # as above, at the node, where others may have a hundred thousand rules
+NODE_BLOCKED = (
+    f"a look at the node is not done after {NODE_REPORT:g} s: a process may hold nftables with "
+    "large transactions, or the machine is overloaded; other namespaces are served"
+)
 BLOCKED = (
     f"a change of its rules is not done after {REPORT:g} s: a process in this namespace may hold "
     "nftables with large transactions, or the machine is overloaded; other namespaces are served"
@@ -75,6 +80,7 @@ class Keeper:
         self.kernel = kernel
         self._workqueue = workqueue or Inline()
         self._hear: Callable[[], None] = lambda: None
+        self._stopping: Callable[[], bool] = lambda: False
         self._survey: Work[bool] | None = None  # of unmanaged namespaces, if it is not done
         self._telling = threading.RLock()  # while what is wanted changes; looks take all or nothing
         self._publisher = publisher
@@ -359,7 +365,8 @@ class Keeper:
         """Look at what is due; whether anything was. Services lead away from what is about to go
         before it does, and to what is new when it is there. What is to be cleared is last: another
         name of the same namespace may be wanted. `hear` takes in the kernel's events."""
-        now, self._looked, self._hear = self._clock(), False, hear
+        now, self._looked = self._clock(), False
+        self._hear, self._stopping = hear, stopping
         self._collect(now)
         if self._unfenced and self._fences.due(now):
             self._fence()
@@ -396,7 +403,8 @@ class Keeper:
             elif now >= kept.report:
                 kept.report, kept.tried, kept.applied = math.inf, True, False
                 self._metrics.failed()
-                self._teller.stand(kept, State.FAILING, BLOCKED)
+                why = NODE_BLOCKED if kept.netns == NODE else BLOCKED
+                self._teller.stand(kept, State.FAILING, why)
 
     def _survey_unmanaged(self, now: float) -> None:
         if self._survey is None and self._unmanaged.due <= now:
@@ -455,7 +463,7 @@ class Keeper:
             if new:
                 node.look = node.urgent = True
                 node.proven = None
-        if node.due <= now and not self._unselected:
+        if node.work is None and node.due <= now and not self._unselected:
             self._look(node, beat)
 
     def _select(self, publisher: Publisher) -> bool:
@@ -470,27 +478,28 @@ class Keeper:
         return self._machines, links, unknown - links.keys()
 
     def _look(self, kept: Kept, beat: Callable[[], None]) -> None:
-        """Begin a look, and wait for it for a moment. Only the node is waited for until it is done:
-        what Services become there depends on what is known now, and nobody but its own root can
-        keep us from it. Meanwhile others are repaired. One that does not end is no sign of life:
-        what is new waits for it."""
+        """Begin a look, and wait for it for a moment. The node is waited for longer, so that
+        Services lead away from what goes before it does; meanwhile others are repaired. Who is told
+        to stop waits for nobody."""
         self._looked = True
         kept.applied &= not kept.urgent
         kept.look = kept.urgent = kept.relinked = kept.void = False
         kept.timer, kept.began = math.inf, self._clock()
         kept.work = self._workqueue.start(partial(self._kept_so, kept))
-        kept.report = kept.began + REPORT
+        on_node = kept.netns == NODE
+        kept.report = kept.began + (NODE_REPORT if on_node else REPORT)
         if kept.work is None:
             kept.tried = True
             self._failed(kept, TryAgain(CROWDED, "Find out which processes hold nftables in them"))
             return
-        patience = 0.0 if kept.began < kept.distrusted and kept.netns != NODE else BUDGET
-        while not kept.work.wait(patience) and kept.netns == NODE:
-            if self._clock() - kept.began <= NODE_LOOK:
-                beat()
+        trusted = kept.began >= kept.distrusted
+        done = kept.work.wait(BUDGET if trusted else 0.0)
+        until = kept.began + NODE_WAIT if on_node and trusted else -math.inf
+        while not done and self._clock() < until and not self._stopping():
+            beat()
             self._repair_others(beat)
-            patience = MEANWHILE
-        if kept.work.done:
+            done = kept.work.wait(MEANWHILE)
+        if done:
             self._finish(kept)
 
     def _repair_others(self, beat: Callable[[], None]) -> None:
@@ -498,7 +507,8 @@ class Keeper:
         hundred thousand rules. What is wanted anew keeps its order, and waits."""
         self._hear()
         for kept in self._due(self._clock()):
-            if kept.desired is not None and not kept.urgent and not kept.leaving:
+            known = kept.desired is not None and not kept.urgent and not kept.leaving
+            if known and not self._stopping():
                 self._look(kept, beat)
 
     def _finish(self, kept: Kept) -> None:
@@ -507,8 +517,9 @@ class Keeper:
         work, kept.work = kept.work, None
         now = self._clock()
         took, kept.tried = now - kept.began, True
-        if took > BUDGET:
+        if took > (NODE_WAIT if kept.netns == NODE else BUDGET):
             kept.distrusted = now + DISTRUST
+        if took > BUDGET:
             kept.rests = now + min(took, LONGEST_REST)
         if work is None:
             return

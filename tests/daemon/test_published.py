@@ -4,8 +4,10 @@ with the daemon, nor for want of something to read."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from rules.ports import PortRange
 from tests.daemon.publishing import (
+    PATIENCE,
     SELF,
     by_hand,
     comes_to_publish,
@@ -26,8 +29,8 @@ from tests.daemon.publishing import (
     wired,
     written,
 )
-from tests.daemon.running import Node, Running, handles
-from tests.nodes import Net
+from tests.daemon.running import Node, Running, comes_to_forward, handles
+from tests.nodes import Net, vm_manifest
 from tests.spaces import eventually, nft, run, within
 
 TABLE = "table inet portranger"
@@ -48,6 +51,40 @@ def node(lab: Net, tmp_path: Path) -> Iterator[Node]:
 
 def is_clear(netns: str) -> bool:
     return TABLE not in within(netns, "nft", "list", "tables")
+
+
+# ------------------------------------------------------------------------- a look that takes long
+
+FOREIGN = """
+table ip theirs {
+    chain pre { type nat hook prerouting priority -100; tcp dport 31000 dnat to 10.0.0.1; }
+}
+"""
+
+
+def readers(daemon: Running) -> list[int]:
+    """The workers that read rules of others."""
+    found = run("ps", "-o", "pid=,args=", "--ppid", str(daemon.pid)).stdout.splitlines()
+    return [int(line.split()[0]) for line in found if "foreign_rules_worker" in line]
+
+
+def test_neither_what_is_new_nor_a_stop_waits_for_a_look_at_the_node_that_takes_long(
+    node: Node, lab: Net
+) -> None:
+    nft(lab.node, FOREIGN)
+    node.save("a.yaml", service("a", at=30080))
+    with node.running() as daemon:
+        comes_to_publish(lab.node, "a")
+        [reader] = readers(daemon)
+        os.kill(reader, signal.SIGSTOP)
+        nft(lab.node, "add rule ip theirs pre tcp dport 31001 dnat to 10.0.0.1")
+        node.save("b.yaml", service("b", 443, at=30443))  # whose port others may translate
+        node.save("vm.yaml", vm_manifest(lab.vms[0], "80,443,7000"))
+        assert comes_to_forward(lab.vms[0].pod, "tcp 80", "tcp 443", "tcp 7000", seconds=PATIENCE)
+        assert given(lab.node).keys() == {"a"}
+        daemon.stop()
+    with node.running() as daemon:
+        comes_to_publish(lab.node, "a", "b")
 
 
 # --------------------------------------------------------------------------------------- the end

@@ -20,7 +20,7 @@ from agent import keeper as keeping
 from agent import publisher as publishing
 from agent.backoff import FAILURES, REPAIRS
 from agent.errors import Failure, NoNamespace, NotPermitted
-from agent.keeper import NO_LAWS, NODE_LOOK, REPORT, TIMED_LOOK, Keeper
+from agent.keeper import NO_LAWS, NODE_REPORT, NODE_WAIT, REPORT, TIMED_LOOK, Keeper
 from agent.kept import LOOKS
 from agent.kernel.kinds import Generation, Glimpse, Known
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
@@ -922,28 +922,114 @@ def _with_a_bug_in_services(house: House, held: Observed) -> None:
     assert house.metric("portranger_failures_total") == 13
 
 
-def test_a_look_at_the_node_that_never_ends_is_no_sign_of_life(tmp_path: Path) -> None:
-    """All others wait for it, so whoever asks for our health must hear of it."""
+class Slow(Work[Any]):
+    """Takes so many seconds, of a clock that goes on by one whenever somebody waits."""
+
+    def __init__(self, house: House, task: Callable[[], Any], seconds: float) -> None:
+        super().__init__(task)
+        self._house, self._until = house, house.now + seconds
+
+    def wait(self, seconds: float) -> bool:
+        self._house.now += 1.0
+        return super().wait(seconds * 0)
+
+    def come(self) -> None:
+        """See whether it is done."""
+        if self._house.now >= self._until and not self.done:
+            self.run()
+
+
+def slowly(house: House, seconds: float) -> list[Slow]:
+    """Looks at the node take so long; those that were begun."""
+    begun: list[Slow] = []
+    inline = Blocked(house)
+
+    def start(task: Any) -> Work[Any]:
+        if getattr(task, "args", [None])[0] is not house.keeper._kept.get(NODE):
+            work = Work(task)
+            work.run()
+            return work
+        begun.append(Slow(house, task, seconds))
+        return begun[-1]
+
+    inline.start = start  # type: ignore[method-assign]
+    return begun
+
+
+def published_slowly(house: House, seconds: float) -> list[Slow]:
+    begun = slowly(house, seconds)
+    assert house.publisher
+    house.publisher.want(Meaning(services=(service("web tcp 80@30080"),)))
+    return begun
+
+
+def test_what_is_new_waits_a_bounded_time_for_a_look_at_the_node(tmp_path: Path) -> None:
+    house = House(NODE, "blue", store=Store(str(tmp_path), print))
+    begun = published_slowly(house, 30.0)
+    house.want()
+    assert house.now == 1000.0 + NODE_WAIT
+    house.want(vm("tcp 23"))
+    assert house.ports("blue") == {"23"}
+    assert house.now == 1000.0 + NODE_WAIT, "it was waited for again"
+    assert len(begun) == 1
+    assert house.keeper.unsettled, "whoever waits for a start would not know of it"
+    house.now = 1030.0
+    begun[0].come()
+    house.work()
+    assert house.standing(NODE).state is State.IN_SYNC
+    house.keeper.renew()
+    house.work()
+    assert len(begun) == 2
+    assert house.now == 1031.0, "one that took so long was waited for again"
+
+
+def test_a_look_at_the_node_that_never_ends_is_reported(tmp_path: Path) -> None:
+    house = House(NODE, "blue", store=Store(str(tmp_path), print))
+    begun = published_slowly(house, math.inf)
+    house.want()
+    assert house.standing(NODE).state is State.PENDING
+    assert house.keeper.due == 1000.0 + NODE_REPORT
+    house.now = house.keeper.due
+    house.work()
+    assert house.standing(NODE).state is State.FAILING
+    assert "a look at the node is not done after 60 s" in house.standing(NODE).why
+    assert not house.keeper.unsettled
+    house.want(vm("tcp 23"))
+    assert house.ports("blue") == {"23"}
+    assert len(begun) == 1
+
+
+def test_who_is_told_to_stop_does_not_wait_for_a_look_at_the_node(tmp_path: Path) -> None:
+    house = House(NODE, store=Store(str(tmp_path), print))
+    published_slowly(house, math.inf)
+    house.keeper.want([])
+    house.keeper.work(lambda: None, lambda: house.now > 1000.0)
+    assert house.now == 1001.0
+
+
+def test_a_look_at_the_node_goes_by_what_was_wanted_when_it_began(tmp_path: Path) -> None:
+    """Else it would take half of what is new, as after a reload, when nobody has said yet what is
+    behind any Service, and close the ports of all."""
     house = House(NODE, store=Store(str(tmp_path), print))
     assert house.publisher
-    beats: list[float] = []
-
-    class Slow(Work[Any]):
-        def wait(self, seconds: float) -> bool:
-            house.now += 1.0
-            if house.now > 1000.0 + 10 * NODE_LOOK:
-                self.run()
-            return super().wait(seconds * 0)
-
-    blocked = Blocked(house)
-    blocked.start = Slow  # type: ignore[method-assign]
-    house.publisher.want(Meaning(services=(service("web tcp 80@30080"),)))
-    house.keeper.want([])
-    house.keeper.work(lambda: beats.append(house.now), lambda: False)
-    assert house.standing(NODE).state is State.IN_SYNC
-    waiting = [beat for beat in beats if beat < 1000.0 + 10 * NODE_LOOK]
-    assert len(waiting) > NODE_LOOK / 2
-    assert max(waiting) <= 1000.0 + NODE_LOOK
+    web = service("web tcp 80@30080", selector=(("app", "web"),))
+    behind = replace(
+        vm("tcp 80"),
+        namespace="shop",
+        labels=(("app", "web"),),
+        addresses=(ip_address("10.9.0.1"),),
+    )
+    house.kernel.spaces["blue"] = Numbered()
+    house.publisher.want(Meaning(services=(web,)))
+    house.want(behind)
+    assert targets(house) == {"10.9.0.1"}
+    begun = slowly(house, 30.0)
+    house.keeper.renew()
+    house.work()
+    house.publisher.use(Publishing(reserve=True), Bands(PortRange(30000, 32767)))
+    house.now += 30.0
+    begun[0].come()
+    assert targets(house) == {"10.9.0.1"}
 
 
 def test_others_are_repaired_while_a_look_at_the_node_takes_long(tmp_path: Path) -> None:
