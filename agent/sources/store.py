@@ -54,8 +54,9 @@ class Store:
     @property
     def trouble(self) -> str:
         """Why something is not written that should be; one for all, with their number."""
-        why = next(iter(self._troubles.values()), "")
-        return f"{why} ({len(self._troubles)} files)" if len(self._troubles) > 1 else why
+        reasons = list(self._troubles.values())  # at once: a look at the node writes in a thread
+        why = reasons[0] if reasons else ""
+        return f"{why} ({len(reasons)} files)" if len(reasons) > 1 else why
 
     @property
     def due(self) -> float:
