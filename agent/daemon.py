@@ -38,6 +38,7 @@ from agent.server import Busy, Server
 from agent.sources.boundary import described
 from agent.sources.directory import Directory
 from agent.sources.handover import Handover
+from agent.sources.last_valid import LastValid
 from agent.sources.meaning import Meaning, Source, Tiding, outdated
 from agent.sources.store import Store
 from agent.sources.watch import Watch
@@ -128,6 +129,7 @@ class Daemon:
             *publishing(config),
             elsewhere=[f"{config.kubernetes.proc}/1/ns/net"],
         )
+        self._last_valid = LastValid(self._store)
         self._keeper = Keeper(
             self._kernel,
             self._log,
@@ -360,7 +362,13 @@ class Daemon:
             return None if self._taken is None else self._source.meaning
 
     def _publish(self) -> None:
-        self._news.publish(self._source, self._keeper, self._store.trouble, self._revision)
+        self._news.publish(
+            self._source,
+            self._keeper,
+            self._store.trouble,
+            self._revision,
+            self._last_valid.since,
+        )
 
     def _remember(self) -> None:
         """For the next run; whoever waits for rules need not wait for that."""
@@ -386,13 +394,15 @@ class Daemon:
 
     def _want(self, meaning: Meaning) -> None:
         self._kernel.pods.instances = meaning.instances
+        unknown = meaning.unreadable or meaning.services_unknown or meaning.laws_unknown
+        self._last_valid.hear(meaning.held, complete=not unknown)
         self._publisher.want(meaning)
         self._keeper.want(
             meaning.machines,
             unclaimed_stay=bool(meaning.unknown),
             unknown=None if meaning.unreadable else meaning.unknown,
             contested=meaning.contested,
-            outdated=outdated(meaning),
+            outdated=outdated(meaning, self._last_valid.since),
             laws=self._laws(meaning),
         )
 

@@ -102,7 +102,7 @@ class Keeper:
         self._looked = False
         self._unclaimed_stay = False
         self._contested: Mapping[str, str] = {}
-        self._outdated: Mapping[str, str] = {}
+        self._outdated: Mapping[str, tuple[str, float]] = {}
         self._unmanaged = Unmanaged(clock, calendar)
         self.flushing, self._flows_moved = Flushing(log, metrics), False
         self._contested_since = calendar()
@@ -116,7 +116,7 @@ class Keeper:
         unclaimed_stay: bool = False,
         unknown: Collection[str] | None = None,
         contested: Mapping[str, str] | None = None,
-        outdated: Mapping[str, str] | None = None,
+        outdated: Mapping[str, tuple[str, float]] | None = None,
         laws: Laws | None = NO_LAWS,
     ) -> None:
         """These are all the machines there are; in contested namespaces some are refused, in

@@ -246,7 +246,9 @@ def _namespaces(standings: Sequence[Standing]) -> Iterator[Metric]:
         rules[name] = rules.get(name, 0) + len(one.live)
         ranges[name] = ranges.get(name, 0) + len(one.ranges)
     refused = sum(len(one.refused) for one in standings)
-    yield _gauge("services_refused", "Ports of Services that are not published.", refused)
+    yield _gauge(
+        "services_refused", "Ports of Services that are not published, or in part.", refused
+    )
     yield _by_netns("rules", "Rules of ours in a network namespace.", rules)
     yield _by_netns("ranges", "Port ranges forwarded into a network namespace.", ranges)
     yield _gauge(

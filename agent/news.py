@@ -3,7 +3,7 @@ shows, and words to whoever wrote a manifest."""
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 
 from agent.devices import Devices
@@ -103,7 +103,14 @@ class News:
         except Exception:  # a bug met in one policy, which the keeper meets, too, and tells
             return self._bare
 
-    def publish(self, source: Source, keeper: Keeper, unwritable: str, revision: Revision) -> None:
+    def publish(
+        self,
+        source: Source,
+        keeper: Keeper,
+        unwritable: str,
+        revision: Revision,
+        last_valid: Mapping[str, float],
+    ) -> None:
         """How everything stands now, for whoever asks."""
         meaning = source.meaning
         standings = self._with_devices(meaning, keeper.standings)
@@ -124,7 +131,7 @@ class News:
             unwritable=unwritable,
             manifests=meaning.count,
             problems=meaning.problems,
-            last_valid=self._last_valid(meaning.held),
+            last_valid=last_valid,
             policies=Policies(
                 enforced=self._enforces(),
                 count=len(meaning.laws.policies),
@@ -145,11 +152,6 @@ class News:
             self._log.info("ready", after=after, status=self.summary)
         else:
             self._log.warning("not ready", after=after, why=self._unready, status=self.summary)
-
-    def _last_valid(self, files: Iterable[str]) -> dict[str, float]:
-        """These files with the time at which each was first found invalid."""
-        known, now = self.status.last_valid, time.time()
-        return {file: known.get(file, now) for file in files}
 
     @property
     def summary(self) -> str:

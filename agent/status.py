@@ -105,7 +105,7 @@ class Status(Value, kw_only=True):
     manifests: int = 0
     problems: tuple[Problem, ...] = ()
     last_valid: Mapping[str, float] = MappingProxyType({})  # files whose last valid version is in
-    # use, since the time at which this run found them invalid
+    # use, since the time at which they were found invalid
     policies: Policies = Policies()
     traffic: Mapping[str, int] = MappingProxyType({})  # with the source, in numbers
     allocations: Allocations | None = None  # of node ports; None: an API server gives them
@@ -190,7 +190,10 @@ def _standing_json(standing: Standing) -> Json:
         "rules": len(standing.live),
         "ranges": [range_json(one.rule) for one in standing.ranges],
         "pending": [{"owner": one.owner, "reason": one.reason} for one in standing.pending],
-        "refused": [{"owner": one.owner, "reason": one.reason} for one in standing.refused],
+        "refused": [
+            {"owner": one.owner, "reason": one.reason, "partly_published": one.partly}
+            for one in standing.refused
+        ],
         "notes": list(standing.notes),
         "unmanaged": list(standing.unmanaged),
         "last_change": standing.change

@@ -37,20 +37,22 @@ class Teller:
 
     # ---------------------------------------------------------------------- how it stands
 
-    def stand(self, kept: Kept, state: State, why: str = "") -> None:
+    def stand(self, kept: Kept, state: State, why: str = "", since: float | None = None) -> None:
         known = kept.standing
         if (known.state, known.why) == (state, why):
             return
         self._news = True
-        since = known.since if known.state is state else self._calendar()
+        if since is None:
+            since = known.since if known.state is state else self._calendar()
         kept.standing = replace(known, state=state, since=since, why=why)
         level: Level = "info" if state in (State.IN_SYNC, State.PENDING) else "warning"
         fields = {"why": why} if why else {}
         self._log.once(("state", kept.netns), level, state.value, netns=kept.netns, **fields)
 
-    def judge(self, kept: Kept, contested: str | None, outdated: str | None) -> None:
+    def judge(self, kept: Kept, contested: str | None, outdated: tuple[str, float] | None) -> None:
         """How one stands that was looked at with success; contested: why some are refused there;
-        outdated: which manifests are invalid, so that their last valid version is in use."""
+        outdated: which manifests are invalid, so that their last valid version is in use, and
+        since when."""
         if kept.proven is None:
             return
         standing = kept.standing
@@ -61,7 +63,7 @@ class Teller:
         elif standing.unmanaged:
             self.stand(kept, State.UNMANAGED, unmanaged(standing.unmanaged))
         elif outdated is not None:
-            self.stand(kept, State.OUTDATED, outdated)
+            self.stand(kept, State.OUTDATED, *outdated)
         elif standing.pending:
             self.stand(kept, State.PENDING, _reasons(standing.pending))
         else:
@@ -96,7 +98,8 @@ class Teller:
             unmanaged=() if kept.netns == NODE else _unmanaged(outcome),  # its notes tell
         )
         for one in sorted(new, key=str):
-            self._log.warning("not published", what=one.owner, why=one.reason)
+            event = "partly published" if one.partly else "not published"
+            self._log.warning(event, what=one.owner, why=one.reason)
             self._tell([one.owner.rpartition("/")[0], one.owner], Tiding.CONFLICT, one.reason)
         if outcome.drift:
             self._drifted(kept, outcome.drift, next_repair)

@@ -86,7 +86,8 @@ def declared(faces: Iterable[Face]) -> tuple[list[Face], list[Pending], list[str
         for one in pieces:
             if not one.endpoints:
                 how = "cannot be published" if nothing else "is left out"
-                refused.append(Pending(face.name, f"{one} {how}: {_why(face, one)}"))
+                reason = f"{one} {how}: {_why(face, one)}"
+                refused.append(Pending(face.name, reason, not nothing))
     return kept, list(dict.fromkeys(refused)), notes
 
 

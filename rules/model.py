@@ -451,10 +451,12 @@ class Observed(Value, kw_only=True):
 
 
 class Pending(Value):
-    """A machine that cannot be served yet; what already runs for it stays."""
+    """A machine that cannot be served yet; what already runs for it stays. Or a port of a Service
+    that is refused; partly: the rest of its range is published."""
 
     owner: str
     reason: str
+    partly: bool = False
 
 
 class Desired(Value, kw_only=True):

@@ -75,6 +75,7 @@ def _left_out(
             f"{face} cannot be published: {who}"
             if whole
             else f"{replace(face, ports=ports)} is left out: {who}",
+            not whole,
         )
         for some, who in met
         for ports in some

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from rules.model import NODE, OWN, POLICED, Address, Chain, Family, Members, Peers, Protocol, Rule
 from rules.places import LOOPBACK
+from rules.ports import PortRange
 from rules.values import Value, replace
 from rules.words import share
 
@@ -194,7 +195,7 @@ def _judged(
     if not names:
         other = f"unless it is {'from' if incoming else 'for'} the node itself"
         return f"; but no policy lets it {way}: it is dropped, {other}"
-    whom = "" if certain else " for some"
+    whom = "" if certain else " from some sources" if incoming else " to some destinations"
     return f"; {' and '.join(names)} {'lets' if len(names) == 1 else 'let'} it {way}{whom}"
 
 
@@ -216,5 +217,21 @@ def _why_not(rules: Sequence[Rule], chain: Chain, packet: Packet) -> str:
         return "is not forwarded: from inside only 127.0.0.1 leads to the guest"
     if not others:
         return f"is not forwarded: no {packet.protocol.value} port is declared"
+    if run := _run_around(rules, chain, packet):
+        return f"is not forwarded: {run}"
     nearest = min(others, key=lambda r: min(abs(r.first - packet.port), abs(r.last - packet.port)))
     return f"is not forwarded: no range holds it (the nearest declared is {nearest})"
+
+
+def _run_around(rules: Sequence[Rule], chain: Chain, packet: Packet) -> str:
+    """Of which published range the port is left out; empty: of none."""
+    runs: dict[str, list[PortRange]] = {}
+    for rule in rules:
+        here = rule.chain is chain and rule.ports is not None and rule.destination is not None
+        if here and rule.ports and matches(replace(rule, ports=None), packet):
+            runs.setdefault(rule.owner, []).append(rule.ports)
+    for owner, pieces in sorted(runs.items()):
+        run = PortRange(min(one.first for one in pieces), max(one.last for one in pieces))
+        if packet.port in run:
+            return f"it is left out of {packet.protocol.value} {run} of {owner}"
+    return ""

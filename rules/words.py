@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rules.model import (
     FILTERS,
     OWN,
+    PLACES,
     POLICED,
     Chain,
     Detour,
@@ -52,13 +53,20 @@ def rule_json(rule: Rule) -> Json:
 
 
 def live_text(live: Sequence[Live]) -> list[str]:
-    """Rules as they are, a line each, with what went through them."""
-    return aligned(
-        [
-            [*rule_words(one.rule), f"{one.packets} packets", f"{one.octets} bytes"]
-            for one in sorted(live, key=lambda one: one.rule.key)
-        ]
-    )
+    """Rules as they are, a line each, with what went through them: by the names of their chains,
+    and in the order in which these ask them."""
+    rows = []
+    for one in sorted(live, key=_turn):
+        family, _, *words = rule_words(one.rule)
+        chain = one.rule.chain.value
+        rows.append([family, chain, *words, f"{one.packets} packets", f"{one.octets} bytes"])
+    return aligned(rows)
+
+
+def _turn(live: Live) -> tuple[object, ...]:
+    """Open flows first, and last what is for all that no other rule takes."""
+    rule = live.rule
+    return rule.family.value, PLACES[rule.chain], not rule.resumes, rule.guards, rule.key
 
 
 def rule_words(rule: Rule) -> list[str]:

@@ -166,9 +166,12 @@ def say_notes(console: Console, snapshot: Snapshot, found: Sequence[Intent]) -> 
 
 
 def refusals(found: Sequence[Intent]) -> list[Failure]:
-    """What would take what is somebody else's, each as a failure; the rest goes on."""
+    """What cannot be published, or not all of it, each as a failure; the rest goes on."""
     return [
-        Failure(f"{one.owner} is refused: {one.reason.removesuffix('.')}")
+        Failure(
+            f"{one.owner} is {'partly published' if one.partly else 'refused'}: "
+            + one.reason.removesuffix(".")
+        )
         for intent in found
         for one in intent.desired.refused
     ]

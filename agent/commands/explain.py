@@ -13,8 +13,8 @@ from agent.sources.files import Snapshot, load
 from rules.desired import desire
 from rules.fences import fenced
 from rules.foreign_filters import flows, warnings
-from rules.model import NODE, Address, Desired, Protocol
-from rules.ports import HIGHEST, LOWEST
+from rules.model import NODE, OWN, Address, Desired, Family, Protocol
+from rules.ports import HIGHEST, LOWEST, PortRange
 from rules.trace import explained
 from rules.values import replace
 from rules.words import counted
@@ -60,6 +60,7 @@ def explain(  # noqa: PLR0913 - the options of the command
         known = sorted(rules[name].rules, key=lambda rule: rule.key)
         lines += explained(known, protocol, port, sender, rules[name].sets)
         lines += [f"note: {one}" for one in _filtered(name, rules[name], kernel)]
+        lines += [f"note: {one}" for one in _used(name, protocol, port, kernel)]
         for line in lines:
             console.say(f"  {line}")
     if not rules and not failures:
@@ -88,6 +89,17 @@ def _filtered(netns: str, made: Desired, kernel: Kernel | None) -> Iterator[str]
     if kernel is not None:
         with kernel.opened(netns) as namespace:
             yield from warnings(namespace.filters(), flows(made.rules, namespace.surroundings()))
+
+
+def _used(netns: str, protocol: Protocol, port: int, kernel: Kernel | None) -> Iterator[str]:
+    """Who else has the port, where Services are published."""
+    if kernel is None or netns != NODE:
+        return
+    with kernel.opened(netns) as namespace:
+        occupied = namespace.node([], others=True).occupied
+    ports = PortRange(port, port)
+    found = [str(x) for f in Family for x in occupied.meeting(protocol, f, ports, OWN[f])]
+    yield from dict.fromkeys(found)
 
 
 def protocol_and_port(what: str) -> tuple[Protocol, int]:

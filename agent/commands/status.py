@@ -207,7 +207,7 @@ def _problem(problem: Json) -> str:
 
 
 def _standing(one: Json, now: float) -> Iterator[str]:
-    why = f": {one['why']}" if one.get("why") else ""
+    why = f": {one['why']}" if one.get("why") and not _repeated(one) else ""
     yield f"namespace {one['netns']}: {one['state']} since {since_when(one.get('since'), now)}{why}"
     if one.get("backend"):
         yield f"  {one['backend']}: {one.get('reason') or 'as configured'}"
@@ -215,18 +215,30 @@ def _standing(one: Json, now: float) -> Iterator[str]:
     beside = ", beside KubeVirt's own" if one.get("mode") == "extend" else ""
     if one["state"] == "unmanaged" and not one.get("rules"):  # there are some: they were not read
         yield f"  portranger show --netns {one['netns']} lists its rules"
-    else:
-        yield f"  {counted(len(ranges), 'range')} in {counted(one.get('rules', 0), 'rule')}{beside}"
+    elif one.get("rules") or one["state"] == "in sync":
+        count = len({(x["owner"], x.get("protocol"), x.get("ports")) for x in ranges})
+        yield f"  {counted(count, 'range')} in {counted(one.get('rules', 0), 'rule')}{beside}"
     yield from (f"    {line}" for line in forwards_text(ranges))
     if change := one.get("last_change"):
         yield f"  last change {ago(change['at'], now)}: {change['what']}"
     if drift := one.get("last_drift"):
         yield f"  {_drift(drift, one.get('drifts', 1), now)}"
-    for word in ("pending", "refused"):
-        said = [f"{some['owner']}: {some['reason']}" for some in one.get(word, ())]
+    refused = one.get("refused", ())
+    for word, listed_ones in (
+        ("pending", one.get("pending", ())),
+        ("refused", [some for some in refused if not some.get("partly_published")]),
+        ("partly published", [some for some in refused if some.get("partly_published")]),
+    ):
+        said = [f"{some['owner']}: {some['reason']}" for some in listed_ones]
         yield from (f"  {word}: {line}" for line in few(said))
     for note in one.get("notes", ()):
         yield f"  note: {note}"
+
+
+def _repeated(one: Json) -> bool:
+    """Whether what follows says why it stands so."""
+    told = (*one.get("pending", ()), *one.get("refused", ()))
+    return any(some["reason"] in one["why"] for some in told)
 
 
 def _drift(drift: Json, drifts: int, now: float) -> str:

@@ -183,9 +183,12 @@ def _why(one: Standing) -> Html | None:
 
 def _remarks(one: Standing, now: float) -> Html | None:
     drift = [_drift(one.drift, one.drifts, now)] if one.drift else []
+    part = [some for some in one.refused if some.partly]
+    none = [some for some in one.refused if not some.partly]
     kinds = (
         (drift, [*drift]),
-        (one.refused, _listed("Refused", one.refused[:MOST_REMARKS])),
+        (part, _listed("Partly published", part[:MOST_REMARKS])),
+        (none, _listed("Refused", none[:MOST_REMARKS])),
         (one.pending, _listed("Pending", one.pending[:MOST_REMARKS])),
         (one.notes, [_item("Note", discreet(note)) for note in one.notes[:MOST_REMARKS]]),
     )

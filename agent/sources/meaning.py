@@ -42,16 +42,19 @@ class Meaning(Value, kw_only=True):
     instances: Mapping[str, str] = MappingProxyType({})  # by pod, whose it is said to be; UIDs
 
 
-def outdated(meaning: Meaning) -> dict[str, str]:
+def outdated(meaning: Meaning, since: Mapping[str, float]) -> dict[str, tuple[str, float]]:
     """The namespaces of machines that are served as the last valid version of an invalid manifest
-    declares them, with the reason."""
+    declares them, with the reason, and since when; `since` says so of each file."""
     files: dict[str, set[str]] = {}
     for machine in meaning.machines:
         file = machine.origin.rpartition(":")[0]
         if file in meaning.held:
             files.setdefault(machine.netns, set()).add(file)
     return {
-        netns: f"using the last valid version of {', '.join(few(sorted(names)))}"
+        netns: (
+            f"using the last valid version of {', '.join(few(sorted(names)))}",
+            min(since[name] for name in names),
+        )
         for netns, names in files.items()
     }
 

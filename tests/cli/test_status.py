@@ -16,7 +16,7 @@ from agent.commands.status import status_text
 from agent.entry import guarded
 from agent.server import Server
 from agent.status import Change, Drift, Policies, Standing, State, Status, status_json
-from rules.model import Live, Pending
+from rules.model import Live, Pending, Share
 from rules.values import replace
 from tests.spaces import portranger
 from tests.unit.samples import DESKTOP, PROBLEM, egress, forward, forwards, from_inside
@@ -77,7 +77,7 @@ using the last valid version of /etc/m/laptop.yaml since 2027-01-15 07:59:00 UTC
 
 namespace blue: in sync since 2027-01-15 07:56:40 UTC (3 min ago)
   nftables: the kernel has it
-  5 ranges in 7 rules
+  3 ranges in 7 rules
     VirtualMachine/default/desktop/red: tcp 1000-8000, udp 1000-8000 -> 10.0.2.2, fd10:0:2::2
     VirtualMachine/default/laptop/red: tcp 22 -> 10.0.2.2
   last change 2 h ago: 9 rules added
@@ -85,7 +85,6 @@ namespace blue: in sync since 2027-01-15 07:56:40 UTC (3 min ago)
   note: a note
 
 namespace red: failing since 2027-01-15 07:59:55 UTC (5 s ago): not permitted
-  0 ranges in 0 rules
   repaired 3 d ago: somebody changed 1 rule
   pending: VirtualMachine/default/laptop/red: there is no link eth0 yet
 """
@@ -107,6 +106,30 @@ def test_of_what_is_pending_or_refused_people_read_ten_and_how_many_there_are(wo
     lines = [line for line in text.splitlines() if line.startswith(f"  {word}: ")]
     assert lines[0] == f"  {word}: Service/a/b0/rtp: somebody listens"
     assert lines[9:] == [f"  {word}: Service/a/b9/rtp: somebody listens", f"  {word}: and 2 more"]
+
+
+def test_a_range_of_several_endpoints_counts_once() -> None:
+    live = tuple(
+        Live(replace(forward("tcp 80", to=f"192.0.2.{n}"), share=Share(2, (n - 1,))), n)
+        for n in (1, 2)
+    )
+    text = told(replace(NODE, namespaces=(replace(RED, live=live),)))
+    assert "  1 range in 2 rules\n" in text
+
+
+def test_why_a_namespace_is_in_conflict_is_told_once() -> None:
+    refused = (
+        Pending("Service/a/b/rtp", "udp 7 is left out: somebody listens", partly=True),
+        Pending("Service/a/c/rtp", "udp 9 cannot be published: somebody listens"),
+    )
+    why = "; ".join(f"{one.owner}: {one.reason}" for one in refused)
+    one = Standing(netns="x", state=State.CONFLICT, since=NOW, why=why, refused=refused)
+    text = told(replace(NODE, namespaces=(one,)))
+    assert text.endswith(
+        "namespace x: conflict since 2027-01-15 08:00:00 UTC (just now)\n"
+        "  refused: Service/a/c/rtp: udp 9 cannot be published: somebody listens\n"
+        "  partly published: Service/a/b/rtp: udp 7 is left out: somebody listens\n"
+    )
 
 
 def test_ranges_are_told_in_their_order() -> None:
@@ -197,7 +220,7 @@ def test_many_ranges_are_cut_and_counted() -> None:
     live = forwards(*(f"tcp {port}" for port in range(1000, 1100)))
     one = Standing(netns="x", state=State.IN_SYNC, since=NOW, live=live)
     text = told(Status(version="1", pid=1, started=NOW, namespaces=(one,)))
-    assert "200 ranges" in text
+    assert "100 ranges in" in text  # of both families
     assert "tcp 1000, tcp 1001, " in text
     assert "and 76 more" in text
 

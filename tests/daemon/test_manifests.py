@@ -324,11 +324,16 @@ def test_the_last_good_meaning_outlives_the_daemon(node: Node, blue: str) -> Non
     with node.running() as daemon:
         node.save("a.yaml", BAD)
         assert daemon.says("bad manifest")
+        assert daemon.is_in("outdated", blue)
+        since = daemon.standing(blue)["since"]
+        files = daemon.status()["last_valid"]
         daemon.kill()
     run("ip", "netns", "exec", blue, "nft", "flush ruleset")
     with node.running() as daemon:
         assert forwarded(blue) == {"tcp 22"}
         assert last_good(daemon) == [str(path)]
+        assert daemon.standing(blue)["since"] == since == files[0]["since"]
+        assert daemon.status()["last_valid"] == files
         path.write_text(manifest(blue, "23"))
         assert comes_to_forward(blue, "tcp 23", seconds=A_MOMENT)
 

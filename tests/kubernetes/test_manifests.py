@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import yaml
 from agent.config import Config, Listen, Policy, read
 from rules.values import replace
 from tests.kubernetes.cluster import VMIS, Cluster, rights
-from tests.spaces import ROOT, run
+from tests.nodes import net, service_manifest, vm_manifest
+from tests.spaces import ROOT, legacy, run, saved, within
 
 Json = Any
 
@@ -333,6 +335,29 @@ def test_what_deleted_agents_left_on_the_nodes_can_be_cleaned_up(cluster: Cluste
     assert sorted(line.split()[0].partition("/")[0].partition(".")[0] for line in told.splitlines())
     assert "portranger-cleanup" in told
     assert 'namespace "portranger" ' not in told
+
+
+@pytest.mark.parametrize("legacy_tables", [False, True], ids=["nftables", "beside legacy rules"])
+def test_the_command_of_the_cleanup_leaves_nothing_of_ours_on_a_node(
+    cluster: Cluster, tmp_path: Path, legacy_tables: bool
+) -> None:
+    """With no more capabilities than its container has."""
+    [clear] = Rendered(cluster, ROOT / "kubernetes/overlays/cleanup").pod["initContainers"]
+    entry = (sys.executable, "-m", "agent.entry")
+    added = [f"+{one.lower()}" for one in clear["securityContext"]["capabilities"]["add"]]
+    only = ("setpriv", f"--bounding-set=-all,{','.join(added)}", "--no-new-privs")
+    manifest = tmp_path / "phone.yaml"
+    with net(1) as lab:
+        service = service_manifest(["name: http, port: 80, nodePort: 30080"])
+        manifest.write_text(f"{vm_manifest(lab.vms[0], '80')}---\n{service}")
+        if legacy_tables:
+            legacy(lab.node, "-A PREROUTING -p tcp --dport 31000 -j REDIRECT --to-ports 8080")
+        others = saved(lab.node) if legacy_tables else ""
+        within(lab.node, *entry, "apply", "-f", str(manifest), "--yes")
+        assert "table inet portranger" in within(lab.node, "nft", "list", "tables")
+        within(lab.node, *only, *entry, *clear["args"])
+        assert within(lab.node, "nft", "list", "tables") == ""
+        assert not legacy_tables or saved(lab.node) == others
 
 
 @pytest.mark.parametrize("names", [("services",), ("policy",), ("services", "policy")])

@@ -369,6 +369,32 @@ def test_ports_without_a_range_are_left_to_kube_proxy(services: Services, node: 
         assert services.ask(UDP, first) == f"one {TARGET} {CLIENT4}"
 
 
+def test_a_port_that_is_released_to_somebody_else_is_an_event_on_the_service(
+    services: Services, node: Agents
+) -> None:
+    """As by a hostPort: the rest of the run goes on."""
+    machines = Machines(services.cluster, services.namespace)
+    first = services.make("phone", ranged=(UDP,), ports=(UDP,))
+    services.put_machines("phone", True)
+    with node.daemons.running() as daemon, serving(services.lab.node, "pod", [(UDP, 8080)]):
+        assert eventually(lambda: bool(services.ask(UDP, first + 2)), PATIENCE)
+        rule = f"udp dport {first + 2} redirect to :8080"
+        chain = "type nat hook prerouting priority dstnat;"
+        nft(services.lab.node, f"table ip hostports {{\nchain p {{\n{chain} {rule}\n}}\n}}")
+        why = f"udp {first + 2} is left out: table ip hostports, chain p"
+        assert standing(daemon, "conflict", why)
+        assert comes_to_say(machines, "phone", "PortsConflict", why)
+        assert services.ask(UDP, first + 2).startswith("pod 8080 ")
+        assert services.ask(UDP, first + 3) == f"one {TARGET + 3} {CLIENT4}"
+        [event] = [one for one in events(machines, "phone") if why in one["message"]]
+        assert event["type"] == "Warning"
+        assert event["involvedObject"]["kind"] == "Service"
+
+        nft(services.lab.node, "delete table ip hostports")
+        assert standing(daemon, "in sync")
+        assert services.ask(UDP, first + 2) == f"one {TARGET + 2} {CLIENT4}"
+
+
 def test_a_run_never_takes_the_node_port_of_another_service(
     services: Services, node: Agents
 ) -> None:

@@ -442,7 +442,7 @@ def test_a_face_that_meets_somebody_is_refused(
     one: Face, occupied: Occupied, refused: list[str]
 ) -> None:
     kept, found, notes = refuse([one], [], occupied)
-    assert found == [Pending("Service/shop/phone/a", why) for why in refused]
+    assert found == [Pending("Service/shop/phone/a", why, "left out" in why) for why in refused]
     left = {int(why.split()[1]) for why in refused}
     shown = {port for piece in kept for port in range(piece.ports.first, piece.ports.last + 1)}
     assert shown == {*range(8000, 8010)} - left

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from ipaddress import ip_network
+from ipaddress import IPv4Address, ip_network
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from rules.model import (
     Sysctl,
 )
 from rules.plan import Plan, SysctlChange, Table, diff
+from rules.ports import PortRange
 from rules.problems import OddNumeral, Problem
 from rules.render import plan_json, plan_text, problem_json, summary
 from rules.values import replace
@@ -389,6 +390,21 @@ def test_live_rules_are_shown_in_order_with_what_went_through_them() -> None:
     assert live_text(live) == [
         f"ip  prerouting   tcp 22 on eth0            -> 10.0.2.2    {OWNER}  0 packets   0 bytes",
         f"ip  postrouting  everything from 10.0.2.2  -> masquerade  {OWNER}  12 packets  960 bytes",
+    ]
+
+
+def test_live_rules_are_shown_by_their_chains_and_in_the_order_in_which_these_ask_them() -> None:
+    flows = Rule(chain=Chain.EGRESS, family=Family.IP, owner="vm", accepts=True)
+    drop = replace(flows, accepts=False, source=IPv4Address("10.0.2.2"))
+    web = replace(drop, accepts=True, protocol=Protocol.TCP, ports=PortRange(80, 80))
+    guard = replace(forward(), protocol=None, ports=None, to=None)
+    live = [Live(one, 1) for one in (drop, web, flows, guard, forward())]
+    assert [" ".join(line.split()[1:4]) for line in live_text(live)] == [
+        "prerouting tcp 22",
+        "prerouting everything on",
+        "forward-egress what belongs",
+        "forward-egress tcp 80",
+        "forward-egress everything from",
     ]
 
 

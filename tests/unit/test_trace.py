@@ -297,13 +297,13 @@ def test_of_what_enters_it_is_said_which_policy_lets_it_in(
 
 
 def test_without_a_sender_it_is_said_whether_some_are_let_in() -> None:
-    assert judged("tcp/22") == ["NetworkPolicy/default/web lets it in for some", ""]
+    assert judged("tcp/22") == ["NetworkPolicy/default/web lets it in from some sources", ""]
     assert judged("tcp/31") == ["but no policy lets it in: it is dropped", ""]
 
 
 def test_of_what_leaves_it_is_said_whether_some_may_be_spoken_to() -> None:
     assert judged("udp/123", "10.0.2.2", EGRESS) == [
-        "NetworkPolicy/default/ntp lets it out for some"
+        "NetworkPolicy/default/ntp lets it out to some destinations"
     ]
     assert judged("tcp/123", "10.0.2.2", EGRESS) == ["but no policy lets it out: it is dropped"]
     assert judged("tcp/22", "192.0.2.1", EGRESS) == [""]
