@@ -125,6 +125,7 @@ def on_the_node(
     # A pipeline plans alike wherever it runs, and by whomever.
     config = Config() if kernel is None else load(None)
     how, bands = publishing(replace(config, source="files"))
+    how = replace(how, reserve=False)  # nobody would give the ports back: only the daemon knows its
     if kernel is None:
         return intend_from_nothing(NODE, published_from_nothing(selection, how, bands))
 

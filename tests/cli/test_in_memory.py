@@ -15,7 +15,7 @@ from agent.commands.clear import clear
 from agent.commands.explain import explain
 from agent.commands.plan import plan
 from agent.commands.show import show
-from agent.config import Config, Listen
+from agent.config import Config, Listen, NodePorts
 from agent.console import Console
 from agent.errors import BadConfiguration, BadManifest
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
@@ -94,6 +94,19 @@ def test_a_machine_that_is_no_longer_ours_loses_its_rules(
     assert "Plan: 0 to add, 1 to change, 10 to remove; 0 unchanged." in spoken.out
     applied(kernel, bridged)
     assert not kernel.spaces["desktop"].observe().table
+
+
+def test_ports_are_not_reserved_by_hand_as_nobody_would_give_them_back(
+    spoken: Spoken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserving = Config(node_ports=NodePorts(reserve=True))
+    monkeypatch.setattr("agent.config.load", lambda _: reserving)
+    kernel = MemoryKernel({name: MemoryNamespace(POD) for name in ("desktop", "node:self")})
+    service = DESKTOP.parent / "services" / "phone.yaml"
+    assert apply([str(service)], spoken.console, kernel=kernel, confirm=yes) == 0
+    assert "udp 31000-31099" in spoken.out
+    assert "reserved" not in spoken.out
+    assert not any("reserved" in name for name in kernel.spaces["node:self"].settings)
 
 
 def test_only_where_there_are_services_is_the_configuration_read(
