@@ -12,6 +12,7 @@ from rules.flattened import each
 from rules.model import Chain, Family, Foreign, Live, Observed, Rule
 from rules.plan import Plan, Table
 from rules.values import Value, replace
+from rules.xtables_between import Between, between, lets_in
 from rules.xtables_rules import (
     CHAINS,
     FILTER,
@@ -121,24 +122,33 @@ def _turns(plan: Plan, family: Family) -> list[tuple[str, list[Edit]]]:
     A commit is for one table, so between two of them packets meet the one as it will be and the
     other as it was. What lets nobody new in comes first, and what lets in comes last: a port that
     is translated only now meets filters that are closed already, and one that is translated no
-    longer is gone before they open. Flows that are open lose no packet: what resumes them comes
-    first and goes last.
+    longer is gone before they open. Who is let in before and after is let in all the time. Flows
+    that are open lose no packet: what resumes them comes first and goes last.
     """
     gone = [old for old in _gone(plan) if _family(old) is family]
     new = [rule for rule in _written(plan) if rule.family is family]
     ensured = _ensured(plan, new, family)
-    rows = _rows((*(live for live in plan.unchanged if live.rule.family is family), *gone))
+    stay = [live for live in plan.unchanged if live.rule.family is family]
+    rows = _rows((*stay, *gone))
+    meant = Between()
+    if _translates(plan):
+        olds = [old.rule for old in gone if isinstance(old, Live)]
+        meant = between([live.rule for live in stay], olds, new)
 
     def turn(one: str, *, opening: bool | None) -> tuple[str, list[Edit]]:
         """What is done in a table: all of it or, of a filter, what closes or what opens."""
         old = [each for each in gone if _table(each) == one]
         fresh = [rule for rule in new if table(rule.chain) == one]
         made = [chain for chain in ensured if table(chain) == one]
+        extra: list[Rule] = []
         if opening is not None:
-            old = [each for each in old if _opens_by_going(each) is opening]
-            fresh = [rule for rule in fresh if _lets_in(rule) is opening]
+            old = [each for each in old if _goes_last(each, meant) is opening]
+            fresh = [rule for rule in fresh if _comes_last(rule, meant) is opening]
             made = [] if opening else made
-        return one, _turn(rows, old, made, fresh)
+            extra = [rule for rule in meant.meanwhile if table(rule.chain) == one]
+        if not opening:
+            return one, _turn(rows, old, made, [*fresh, *extra])
+        return one, _turn(rows, [*old, *extra], made, fresh)
 
     return [
         turn(MANGLE, opening=False),
@@ -149,14 +159,21 @@ def _turns(plan: Plan, family: Family) -> list[tuple[str, list[Edit]]]:
     ]
 
 
-def _opens_by_going(old: Old) -> bool:
-    """Whether it lets nobody in: so it goes last."""
-    return isinstance(old, Live) and not _lets_in(old.rule)
+def _translates(plan: Plan) -> bool:
+    """Whether more than filters change."""
+    chains = {*plan.chains, *(rule.chain for rule in _written(plan))}
+    return any(table(chain) == NAT for chain in chains) or any(
+        _table(old) == NAT for old in _gone(plan)
+    )
 
 
-def _lets_in(rule: Rule) -> bool:
-    """Whether new flows are accepted by it."""
-    return rule.accepts and not rule.resumes
+def _goes_last(old: Old, meant: Between) -> bool:
+    """What opens by going, as it lets nobody in, and what lets in those who are to stay."""
+    return isinstance(old, Live) and (not lets_in(old.rule) or old.rule in meant.late)
+
+
+def _comes_last(rule: Rule, meant: Between) -> bool:
+    return lets_in(rule) and rule not in meant.early
 
 
 # What stands in each of our chains, from the first place on.
@@ -172,18 +189,19 @@ def _rows(found: Iterable[Old]) -> Rows:
 
 
 def _turn(
-    rows: Rows, gone: Sequence[Old], ensured: Sequence[Chain], new: Sequence[Rule]
+    rows: Rows, gone: Sequence[Old | Rule], ensured: Sequence[Chain], new: Sequence[Rule]
 ) -> list[Edit]:
     """The edits of one commit, and the rows as they are then. Deletions are first, from the last
     place on: a jump that is put back would move the places behind it."""
     edits: list[Edit] = []
     for chain_name in sorted({_chain(old) for old in gone}):
-        leaving = {old.handle for old in gone if _chain(old) == chain_name}
+        leaving = {_mark(old) for old in gone if _chain(old) == chain_name}
         row = rows.get(chain_name)
         if row is None:
-            places = sorted(leaving, reverse=True)
+            jumps = (old for old in gone if isinstance(old, Foreign) and _chain(old) == chain_name)
+            places = sorted((jump.handle for jump in jumps), reverse=True)
         else:
-            places = [i for i in reversed(range(len(row))) if _is_one_of(row[i], leaving)]
+            places = [i for i in reversed(range(len(row))) if _mark(row[i]) in leaving]
             for place in places:
                 del row[place]
         edits += [Delete(chain_name, place) for place in places]
@@ -201,8 +219,9 @@ def _turn(
     return edits
 
 
-def _is_one_of(one: Old | Rule, handles: set[int]) -> bool:
-    return not isinstance(one, Rule) and one.handle in handles
+def _mark(one: Old | Rule) -> object:
+    """What tells it from others of its row: what is there, by its place, and what was written."""
+    return one if isinstance(one, Rule) else one.handle
 
 
 def _guards(one: Old | Rule) -> bool:
@@ -373,8 +392,10 @@ def _family(old: Old) -> Family:
     return old.rule.family if isinstance(old, Live) else Family(old.chain.partition(" ")[0])
 
 
-def _chain(old: Old) -> str:
+def _chain(old: Old | Rule) -> str:
     """Where it stands, ours or the kernel's own, with its table."""
+    if isinstance(old, Rule):
+        return spot(old.chain)
     return spot(old.rule.chain) if isinstance(old, Live) else old.chain.partition(" ")[2]
 
 

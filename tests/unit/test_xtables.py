@@ -538,29 +538,76 @@ OPENING = [["insert", "filter", PORTRANGER_FORWARD, 1, encode(INTO)]]
 
 
 def test_filters_close_before_translations_come_and_open_behind_them() -> None:
-    plan = diff("blue", want(INTO, GUARD, RESUMING, forward()), Observed())
-    assert commits(plan, Family.IP) == [(FILTER, CLOSING), (NAT, TRANSLATING), (FILTER, OPENING)]
+    table = holding(GUARD, RESUMING)
+    other = filtered(into="10.0.2.3", accepts=False)
+    plan = planned(table, INTO, GUARD, other, RESUMING, forward())
+    closing = [CLOSING[0], ["append", "filter", PORTRANGER_FORWARD, encode(other)]]
+    assert commits(plan, Family.IP) == [(FILTER, closing), (NAT, TRANSLATING), (FILTER, OPENING)]
     assert commits(plan, Family.IP6) == []
+
+
+def test_a_first_isolation_begins_with_what_it_lets_in() -> None:
+    plan = diff("blue", want(INTO, GUARD, RESUMING, forward()), Observed())
+    first = [*CLOSING[:2], ["append", "filter", PORTRANGER_FORWARD, encode(INTO)], CLOSING[2]]
+    assert commits(plan, Family.IP) == [(FILTER, first), (NAT, TRANSLATING)]
+
+
+def rows_between(table: LegacyFamilies, *wanted: Rule) -> list[list[Rule]]:
+    """What our chain of filters holds after each commit, without what resumes flows."""
+    found = []
+    for _, part in commits(planned(table, *wanted), Family.IP):
+        table[Family.IP].run(part)
+        held = [live.rule for live in table.observed().live]
+        found.append([one for one in held if one.chain is Chain.FORWARD and not one.resumes])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ports", "meanwhile"),
+    [
+        ("tcp 80-95", "tcp 80-90"),
+        ("tcp 82-88", "tcp 82-88"),
+        ("tcp 85-95", "tcp 85-90"),
+        (None, "tcp 80-90"),
+        ("tcp 91-95", ""),
+        ("udp 80-90", ""),
+    ],
+)
+def test_ports_that_are_let_in_before_and_after_are_let_in_while_translations_change(
+    ports: str | None, meanwhile: str
+) -> None:
+    table = holding(INTO, GUARD, RESUMING, forward())
+    after = filtered(ports, into="10.0.2.2")
+    *rows, last = rows_between(table, after, GUARD, RESUMING, forward("tcp 23"))
+    let_in = [filtered(meanwhile, into="10.0.2.2")] if meanwhile else []
+    assert all(row == [*let_in, GUARD] for row in [*rows, last][:2])
+    assert last == [after, GUARD]
+
+
+def test_peers_that_are_let_in_before_and_after_are_let_in_while_translations_change() -> None:
+    wide, narrow = (filtered(into="10.0.2.2", peer=one) for one in ("10.9.0.0/24", "10.9.0.7/32"))
+    for before, after in ((wide, narrow), (narrow, wide)):
+        table = holding(before, GUARD, RESUMING, forward())
+        rows = rows_between(table, after, GUARD, RESUMING, forward("tcp 23"))
+        assert [narrow in row for row in rows[:2]] == [True, True]
+        assert [wide in row for row in rows[1:2]] == [False]
+        assert rows[-1] == [after, GUARD]
 
 
 def test_filters_alone_are_one_commit() -> None:
     plan = diff("blue", want(INTO, GUARD, RESUMING), Observed())
     assert commits(plan, Family.IP) == [(FILTER, [*CLOSING, *OPENING])]
+    assert commits(planned(holding(INTO, GUARD), GUARD), Family.IP) == [
+        (FILTER, [["delete", "filter", PORTRANGER_FORWARD, 0]])
+    ]
 
 
 def test_translations_go_before_the_guards_in_front_of_what_they_lead_to() -> None:
     table = holding(INTO, GUARD, RESUMING, forward(), egress())
     plan = planned(table, egress())
     assert commits(plan, Family.IP) == [
-        (FILTER, [["delete", "filter", PORTRANGER_FORWARD, 1]]),
         (NAT, [["delete", "nat", PORTRANGER_PREROUTING, 0]]),
-        (
-            FILTER,
-            [
-                ["delete", "filter", PORTRANGER_FORWARD, 1],
-                ["delete", "filter", PORTRANGER_FORWARD, 0],
-            ],
-        ),
+        (FILTER, [["delete", "filter", PORTRANGER_FORWARD, place] for place in (2, 1, 0)]),
     ]
     assert settled(table, egress())
     assert table[Family.IP].chains[FORWARD] == []
@@ -650,6 +697,7 @@ def test_a_script_has_a_block_for_each_commit() -> None:
         "*filter",
         f"-4 -N {PORTRANGER_FORWARD}",
         f"-4 -I FORWARD {JUMP} {PORTRANGER_FORWARD}",
+        f"-4 -A {PORTRANGER_FORWARD} {statement(INTO)}",
         f"-4 -A {PORTRANGER_FORWARD} {statement(GUARD)}",
         f"-6 -N {PORTRANGER_FORWARD}",
         f"-6 -I FORWARD {JUMP} {PORTRANGER_FORWARD}",
@@ -660,9 +708,19 @@ def test_a_script_has_a_block_for_each_commit() -> None:
         f"-4 -I PREROUTING {JUMP} {PORTRANGER_PREROUTING}",
         f"-4 -A {PORTRANGER_PREROUTING} {statement(forward())}",
         "COMMIT",
-        "*filter",
-        f"-4 -I {PORTRANGER_FORWARD} 1 {statement(INTO)}",
-        "COMMIT",
+    ]
+
+
+def test_a_script_takes_back_what_is_let_in_only_meanwhile() -> None:
+    table = holding(INTO, GUARD, RESUMING, forward())
+    after = filtered("tcp 85-95", into="10.0.2.2")
+    lines = script(planned(table, after, GUARD, RESUMING, forward("tcp 23"))).splitlines()
+    both = filtered("tcp 85-90", into="10.0.2.2")
+    assert [line for line in lines if PORTRANGER_FORWARD in line] == [
+        f"-4 -D {PORTRANGER_FORWARD} 2",
+        f"-4 -I {PORTRANGER_FORWARD} 2 {statement(both)}",
+        f"-4 -D {PORTRANGER_FORWARD} 2",
+        f"-4 -I {PORTRANGER_FORWARD} 2 {statement(after)}",
     ]
 
 
