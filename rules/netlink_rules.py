@@ -2,7 +2,7 @@
 
 The result has the form in which libnftables writes JSON, reduced to what rules/foreign_nat.py and
 rules/foreign_filters.py read: conditions on protocol, destination and ports, translations, verdicts
-and jumps. An expression that says nothing about these is left out, so its condition counts as met.
+and jumps. Of any other condition nobody knows whether it holds: it is one on something unknown.
 Sets are read when a rule looks into one.
 """
 
@@ -40,6 +40,8 @@ ANYTHING: "Expression" = {"match": {"left": UNKNOWN, "op": "==", "right": None}}
 NOTHING: "_Loaded" = (UNKNOWN, 4)
 PORTS: "Expression" = {"ports": None}
 DPORT: "Expression" = {"payload": {"protocol": "th", "field": "dport"}}
+EITHER_PORT: "Expression" = {"payload": {"protocol": "th", "field": "port"}}
+SOME: "Expression" = {"range": [None, None]}  # of which nobody knows where they begin and end
 # What is loaded, by the header, where in it, and how many bytes.
 PAYLOADS: "Mapping[tuple[int, int, int], Expression]" = {
     (TRANSPORT, 2, 2): DPORT,
@@ -98,7 +100,12 @@ def decoded(expressions: bytes, sets: Sets) -> "list[Expression]":
             found += decode(parts, registers, sets)
         else:
             registers.clear()  # whatever it loads is nothing that is compared here
+            found += [] if name in UNCONDITIONAL else [ANYTHING]
     return found
+
+
+# What only loads something that is compared then, or is done to each packet that comes to it.
+UNCONDITIONAL = frozenset({"rt", "hash", "osf", "xfrm", "tunnel", "masq", "notrack", "dup", "last"})
 
 
 @lru_cache(1024)
@@ -156,12 +163,13 @@ def _meta(parts: Parts, registers: Registers, _: Sets) -> "list[Expression]":
 
 
 def _bitwise(parts: Parts, registers: Registers, _: Sets) -> "list[Expression]":
-    """Networks are compared so, and what is one of several bits."""
+    """Networks are compared so, and what is one of several bits. Others than masks move bits, or
+    take them from another register."""
     key, _size = registers.get(_place(parts.get(1)), NOTHING)
     mask = dict(each(parts.get(4, b""))).get(DATA_VALUE, b"")
-    whole = any(dict(each(parts.get(5, b""))).get(DATA_VALUE, b""))
+    turned = any(dict(each(parts.get(5, b""))).get(DATA_VALUE, b"")) or _number(parts.get(6))
     masked = "ct" in key or "daddr" in str(key)
-    made: Expression = {"masked": key, "by": mask} if masked and not whole else UNKNOWN
+    made: Expression = {"masked": key, "by": mask} if masked and not turned else UNKNOWN
     registers[_place(parts.get(2))] = made, _number(parts.get(3))
     return []
 
@@ -177,9 +185,11 @@ def _masked(key: "Expression", operator: str, value: bytes) -> "Expression":
     if "ct" in of:
         (bits,) = struct.unpack("=I", mask[:4].ljust(4, b"\0"))
         return _match(of, "in", bits) if operator == "!=" and not any(value) else ANYTHING
-    length = int.from_bytes(mask, "big").bit_count()
+    bits = "".join(f"{byte:08b}" for byte in mask)
+    if "01" in bits:  # it has gaps
+        return _match(of, operator, SOME)
     size = 4 if of["payload"]["protocol"] == "ip" else 16
-    return _match(of, operator, _prefix(value, length, size))
+    return _match(of, operator, _prefix(value, bits.count("1"), size))
 
 
 def _prefix(raw: bytes, length: int, size: int) -> "Expression":
@@ -192,6 +202,10 @@ def _loads(parts: Parts, registers: Registers, _: Sets) -> "list[Expression]":
     """Something else, into the register that its first attribute names."""
     registers[_place(parts.get(1))] = UNKNOWN, WORD
     return []
+
+
+def _loads_second(parts: Parts, registers: Registers, sets: Sets) -> "list[Expression]":
+    return _loads({1: parts.get(2, b"")}, registers, sets)
 
 
 def _cmp(parts: Parts, registers: Registers, _: Sets) -> "list[Expression]":
@@ -330,7 +344,7 @@ def _interval(key: "Expression", first: bytes, last: bytes) -> object:
         if last == begin.ljust(len(last), b"\xff"):  # as "eth*" is written in a set
             return f"{begin.decode(errors='replace')}*"
     if key is not DPORT:
-        return {"range": [None, None]}
+        return SOME
     return {"range": [int.from_bytes(first, "big"), int.from_bytes(last, "big")]}
 
 
@@ -376,6 +390,20 @@ def _nothing(_: Parts, __: Registers, ___: Sets) -> "list[Expression]":
     return []
 
 
+def _sometimes(_: Parts, __: Registers, ___: Sets) -> "list[Expression]":
+    """What lets some packets pass."""
+    return [ANYTHING]
+
+
+def _object(parts: Parts, _: Registers, __: Sets) -> "list[Expression]":
+    """One of the table's own, by its kind. A limit or quota lets some packets pass; which one a map
+    gives is not known."""
+    return [] if _number(parts.get(1)) in DONE_TO_ALL else [ANYTHING]
+
+
+DONE_TO_ALL = (1, 3, 7, 8, 9)  # counters, helpers, timeouts, marks and expectations
+
+
 def _target(parts: Parts, _: Registers, __: Sets) -> "list[Expression]":
     return [{"xt": {"type": "target", "name": _text(parts.get(1, b""))}}]
 
@@ -385,12 +413,16 @@ def _xt_match(parts: Parts, _: Registers, __: Sets) -> "list[Expression]":
     name, revision, info = _text(parts.get(1, b"")), _number(parts.get(2)), parts.get(3, b"")
     try:
         if name in ("tcp", "udp"):
-            first, last = struct.unpack_from("=HH", info, 4)
-            return _ports_of(first, last, info[11 if name == "tcp" else 8])
+            *source, first, last = struct.unpack_from("=4H", info)
+            inverted = info[11 if name == "tcp" else 8]
+            more = source != [0, 0xFFFF] or inverted & ~DESTINATION
+            more = more or (name == "tcp" and any(info[8:10]))  # an option, or flags
+            return [*_ports_of(first, last, inverted), *([ANYTHING] if more else [])]
         if name == "sctp":
             first, last = struct.unpack_from("=HH", info)
             flags, inverted = struct.unpack_from("=II", info, SCTP_FLAGS)
-            return _ports_of(first, last, inverted) if flags & DESTINATION else []
+            ports = _ports_of(first, last, inverted) if flags & DESTINATION else []
+            return [*ports, *([ANYTHING] if flags & ~DESTINATION else [])]
         if name == "multiport" and revision == 1:
             return _multiport(info)
         if name == "conntrack" and revision == CONNTRACK:
@@ -434,7 +466,7 @@ def _multiport(info: bytes) -> "list[Expression]":
     """struct xt_multiport_v1: which ports, how many, up to 15, which of them begin a range."""
     which, count = info[0], info[1]
     if which == 0:
-        return []  # of the sender
+        return [ANYTHING]  # of the sender
     ports = struct.unpack_from("=15H", info, 2)[:count]
     begins, inverted = info[32:47], info[47]
     values: list[object] = []
@@ -444,14 +476,18 @@ def _multiport(info: bytes) -> "list[Expression]":
             values.append({"range": [ports[place], ports[next(left)]]})
         else:
             values.append(ports[place])
-    return [_match(DPORT, "!=" if inverted else "==", {"set": values})]
+    if which == 1:
+        return [_match(DPORT, "!=" if inverted else "==", {"set": values})]
+    if inverted:
+        return [_match(DPORT, "!=", {"set": values}), ANYTHING]
+    return [_match(EITHER_PORT, "==", {"set": values})]
 
 
 EXPRESSIONS: "Mapping[str, Callable[[Parts, Registers, Sets], list[Expression]]]" = {
     "payload": _payload,
     "meta": _meta,
     "bitwise": _bitwise,
-    "byteorder": _bitwise,
+    "byteorder": _loads_second,
     "cmp": _cmp,
     "range": _range,
     "lookup": _lookup,
@@ -464,11 +500,11 @@ EXPRESSIONS: "Mapping[str, Callable[[Parts, Registers, Sets], list[Expression]]]
     "target": _target,
     "counter": _nothing,
     "log": _nothing,
-    "limit": _nothing,
-    "quota": _nothing,
-    "objref": _nothing,
+    "limit": _sometimes,
+    "quota": _sometimes,
+    "objref": _object,
     "ct": _ct,
     "fib": _loads,
-    "socket": _loads,
+    "socket": _loads_second,
     "numgen": _loads,
 }

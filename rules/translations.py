@@ -342,7 +342,7 @@ BOUNDS: "Mapping[str, Callable[[Any], list[Any]]]" = {
 def _read(key: "Any", value: "Any") -> Packets:
     """The packets in which that has this value."""
     match key:
-        case {"payload": {"protocol": "th", "field": "dport"}}:
+        case {"payload": {"protocol": "th", "field": "dport" | "port"}}:
             return Packets(BOTH, None, ports_of(value), None)
         case {"payload": {"protocol": protocol, "field": "dport"}}:
             return Packets(protocols=protocols_of(protocol), ports=ports_of(value))

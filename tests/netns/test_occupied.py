@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 import sys
@@ -23,6 +24,7 @@ from rules.foreign_filters import Flow, warnings
 from rules.model import Family, Protocol
 from rules.occupied import Listener
 from rules.ports import PortRange
+from rules.translations import listed
 from tests.spaces import (
     applied,
     emptied,
@@ -504,6 +506,152 @@ def test_wildcards_in_filters_of_others_are_read(netns: str, rule: str) -> None:
     )
     with entered(netns):
         assert list(warnings(filters(), [flow])) == []
+
+
+FORWARDED = Flow(
+    family=Family.IP,
+    destination=ip_address("10.0.2.2"),
+    protocol=Protocol.TCP,
+    ports=PortRange(22, 22),
+    enters="eth0",
+    leaves="eth1",
+)
+# Rules that accept some of the flows that are forwarded, and perhaps not those in question.
+SOME = [
+    "limit rate 10/second accept",
+    "limit name slow accept",
+    "quota 10 mbytes accept",
+    "quota name little accept",
+    "ct count 5 accept",
+    "tcp sport 68 accept",
+    "tcp sport { 68, 69 } accept",
+    "tcp flags syn accept",
+    "tcp option maxseg size 1000 accept",
+    "ip daddr & 255.0.255.0 == 10.0.3.0 accept",
+    "ip daddr & 255.0.255.0 == 10.0.2.0 tcp sport 1 accept",
+    "rt classid 1 accept",
+    "meta random <= 5 accept",
+    "tcp dport 22 update @seen { ip saddr limit rate 1/second } accept",
+]
+ALL = [
+    "counter log accept",
+    "counter name everyone accept",
+    "ct status dnat accept",
+    "tcp dport 20-30 accept",
+]
+FILTERING = """table inet f {{
+    limit slow {{ rate 10/second }}
+    quota little {{ 10 mbytes }}
+    counter everyone {{ }}
+    set seen {{ type ipv4_addr; size 100; flags dynamic; }}
+    chain c {{ type filter hook forward priority 0; policy drop; {}
+    }}
+}}"""
+
+
+def warned(netns: str) -> list[str]:
+    with entered(netns):
+        return list(warnings(filters(), [FORWARDED]))
+
+
+@pytest.mark.parametrize("rule", SOME)
+def test_a_filter_of_others_that_accepts_only_some_flows_may_drop_others(
+    netns: str, rule: str
+) -> None:
+    nft(netns, FILTERING.format(rule))
+    assert len(warned(netns)) == 1
+    nft(netns, f"flush ruleset; {FILTERING.format(f'{rule}; accept')}")
+    assert warned(netns) == []
+
+
+@pytest.mark.parametrize("rule", ALL)
+def test_a_filter_of_others_that_accepts_all_flows_drops_none(netns: str, rule: str) -> None:
+    nft(netns, FILTERING.format(rule))
+    assert warned(netns) == []
+
+
+# In the words of iptables, and whether all flows in question are accepted.
+ACCEPTING = {
+    "-p tcp -m tcp --sport 68": False,
+    "-p tcp -m tcp --sport 68 --dport 22": False,
+    "-p tcp -m tcp --dport 22 --tcp-flags SYN,ACK SYN": False,
+    "-p tcp -m multiport --sports 68,69": False,
+    "-p tcp -m multiport ! --sports 68,69": False,
+    "-p tcp -m multiport --ports 68,69": False,
+    "-p tcp -m multiport ! --ports 68,69": False,
+    "-p tcp -m multiport --dports 22,69": True,
+    "-p tcp -m multiport ! --dports 68,69": True,
+    "-m limit --limit 1/second": False,
+    "-d 10.0.2.0/255.0.255.0": False,
+    "-d 10.0.3.0/255.0.255.0": False,
+    "-d 10.0.2.0/24": True,
+    "-m conntrack --ctstate DNAT,NEW": True,
+    "-m conntrack --ctstate NEW": True,
+    "-m conntrack --ctstate DNAT": True,
+    "-m conntrack --ctstate DNAT,ESTABLISHED": True,
+    "-m conntrack --ctstate SNAT,ESTABLISHED": False,
+    "-m conntrack ! --ctstate DNAT,NEW": False,
+    "-m comment --comment all": True,
+}
+
+
+@pytest.mark.parametrize(("words", "all_of_them"), ACCEPTING.items(), ids=ACCEPTING.keys())
+def test_what_iptables_over_nftables_accepts_only_sometimes_may_be_dropped(
+    netns: str, words: str, all_of_them: bool
+) -> None:
+    script = f"*filter\n:FORWARD DROP [0:0]\n-A FORWARD {words} -j ACCEPT\nCOMMIT\n"
+    within(netns, "iptables-nft-restore", stdin=script)
+    assert (warned(netns) == []) is all_of_them
+
+
+# Translations under conditions: whatever else is asked, the port may be taken.
+UNDER_CONDITIONS = [
+    "tcp dport 81 limit rate 10/second dnat to 10.0.0.1",
+    "tcp dport 81 quota 10 mbytes dnat to 10.0.0.1",
+    "tcp dport 81 ct count 5 dnat to 10.0.0.1",
+    "tcp sport 1 tcp dport 81 dnat to 10.0.0.1",
+    "tcp sport . tcp dport { 1 . 81, 2 . 82 } dnat to 10.0.0.1",
+    "tcp dport 81 socket transparent 1 redirect",
+    "tcp dport 81 meta mark & 0x4 == 0x4 redirect",
+    "tcp dport 81 ip daddr & 255.0.255.0 == 10.0.2.0 redirect",
+    "ip daddr & 255.0.255.0 == 10.0.2.0 udp dport != 53 redirect",
+    "tcp dport 81 ct state new redirect",
+    "tcp dport 81 ip saddr 10.0.0.0/8 redirect",
+    "tcp dport 81 rt classid 1 redirect",
+    "tcp dport 81 numgen random mod 2 1 dnat to 10.0.0.1",
+    "meta l4proto { tcp, udp } th dport { 81, 90-99 } redirect",
+    "tcp dport 81 update @seen { ip saddr limit rate 1/second } redirect",
+]
+
+
+@pytest.mark.parametrize("rule", UNDER_CONDITIONS)
+def test_a_port_that_may_be_translated_is_found_as_nft_lists_it(netns: str, rule: str) -> None:
+    script = FILTERING.format("").replace("inet f", "ip f").replace("type filter", "type nat")
+    nft(netns, script.replace("hook forward priority 0; policy drop;", f"{HOOK} {rule}"))
+    found = told(netns)
+    assert len(found) >= 1
+    listing = json.loads(within(netns, "nft", "-j", "list", "ruleset"))["nftables"]
+    assert found == sorted(map(str, listed(listing)))
+
+
+HOOK = "hook prerouting priority -100;"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    {
+        "-p tcp -m tcp --sport 1 --dport 81": "tcp 81",
+        "-p tcp -m tcp --dport 81 -m limit --limit 1/second": "tcp 81",
+        "-p tcp -m multiport --ports 81,82": "tcp 81-82",
+        "-p tcp -m multiport --sports 1,2 -m tcp --dport 81": "tcp 81",
+        "-p tcp -m tcp --dport 81 -m conntrack --ctstate DNAT,NEW": "tcp 81",
+        "-d 10.0.2.0/255.0.255.0 -p udp -m udp --dport 81": "udp 81",
+    }.items(),
+)
+def test_a_port_that_iptables_may_translate_is_found(netns: str, words: str, expected: str) -> None:
+    script = f"*nat\n-A PREROUTING {words} -j DNAT --to-destination 10.0.0.1\nCOMMIT\n"
+    within(netns, "iptables-nft-restore", stdin=script)
+    assert told(netns) == [f"table ip nat, chain PREROUTING translates {expected}"]
 
 
 def test_filters_of_others_that_look_into_a_large_set_again_and_again_are_left_out(

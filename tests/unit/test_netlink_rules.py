@@ -277,7 +277,67 @@ MADE = {
     "udp but not these": (xt("udp", udp(53, 53, 2)), "th dport != {53-53}"),
     "multiport of either side": (
         xt("multiport", multiport(2, 80, 90, 443, begin=(0,)), 1),
-        "th dport == {80-90, 443}",
+        "th port == {80-90, 443}",
+    ),
+    "multiport of neither side": (
+        xt("multiport", multiport(2, 80, inverted=1), 1),
+        "th dport != {80}; anything",
+    ),
+    "multiport of the sender": (xt("multiport", multiport(0, 80), 1), "anything"),
+    "tcp of the sender": (
+        xt("tcp", struct.pack("=4H4B", 68, 68, 0, 0xFFFF, 0, 0, 0, 0)),
+        "anything",
+    ),
+    "tcp of both": (
+        xt("tcp", struct.pack("=4H4B", 68, 68, 80, 80, 0, 0, 0, 0)),
+        "th dport == {80-80}; anything",
+    ),
+    "tcp with flags": (
+        xt("tcp", struct.pack("=4H4B", 0, 0xFFFF, 80, 80, 0, 2, 2, 0)),
+        "th dport == {80-80}; anything",
+    ),
+    "udp not of the sender": (
+        xt("udp", struct.pack("=4HBx", 0, 0xFFFF, 0, 0xFFFF, 1)),
+        "anything",
+    ),
+    "a limit": (expression("limit", {1: bytes(8)}), "anything"),
+    "a quota": (expression("quota", {1: bytes(8)}), "anything"),
+    "a number of flows": (expression("connlimit", {1: number(5)}), "anything"),
+    "a counter by its name": (expression("objref", {1: number(1), 2: b"a\0"}), ""),
+    "a limit by its name": (expression("objref", {1: number(4), 2: b"a\0"}), "anything"),
+    "an object from a map": (expression("objref", {3: FIRST, 4: b"a\0"}), "anything"),
+    "a socket in the register of a port": (
+        rule(DPORT, expression("socket", {1: number(0), 2: FIRST}), compared(b"\1")),
+        "anything",
+    ),
+    "an address by a mask with gaps": (
+        rule(
+            DADDR,
+            expression(
+                "bitwise",
+                {
+                    1: FIRST,
+                    2: FIRST,
+                    3: number(4),
+                    4: value(b"\xff\0\xff\0"),
+                    5: value(bytes(4)),
+                },
+            ),
+            compared(b"\x0a\0\2\0"),
+        ),
+        "ip daddr == some",
+    ),
+    "an address whose bits are moved": (
+        rule(
+            DADDR,
+            expression("bitwise", {1: FIRST, 2: FIRST, 3: number(4), 6: number(2)}),
+            compared(b"\0\0\0\x0a"),
+        ),
+        "anything",
+    ),
+    "conntrack of new flows and translated ones": (
+        xt("conntrack", conntrack(1, 0, 128 | 8), 3),
+        "ct status in 32",
     ),
     "multiport of all fifteen": (
         xt("multiport", multiport(1, *range(1, 16)), 1),
@@ -327,7 +387,7 @@ MADE = {
     "another register": (rule(DPORT, compared(b"\0\x50", register=WORDS[1])), "anything"),
     "a register that something unknown may have loaded": (
         rule(DPORT, expression("later", {1: FIRST}), compared(b"\0\x50")),
-        "anything",
+        "anything; anything",
     ),
     "a register that a number overwrites": (
         rule(DPORT, expression("immediate", {1: FIRST, 2: value(b"1234")}), compared(b"\0\x50")),
@@ -499,7 +559,7 @@ def test_what_no_kernel_writes_is_an_error_that_readers_expect(raw: bytes) -> No
 
 
 def test_expressions_without_attributes_say_nothing_wrong() -> None:
-    for name in ("payload", "meta", "ct", "bitwise", "fib", "counter", "immediate", ""):
+    for name in ("payload", "meta", "ct", "bitwise", "fib", "counter", "immediate"):
         assert told(expression(name, {})) == ""
     for name in ("cmp", "range", "match"):
         assert told(expression(name, {})) == "anything"
