@@ -173,7 +173,7 @@ fuzz: venv-dev ## feed every parser with what it does not expect: SECONDS=60 for
 	PYTHONPATH=.fuzz/lib $(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 
 .PHONY: kube-assets
-kube-assets: packages-test venv-dev ## build the API server that tests need, once: minutes, and Go; or set KUBEBUILDER_ASSETS
+kube-assets: packages-test venv-dev ## build the API server and KubeVirt's admitter that tests need, once: minutes, and Go; or set KUBEBUILDER_ASSETS
 	@$(BIN)/python -m tests.kubernetes.assets
 
 .PHONY: test-kernels

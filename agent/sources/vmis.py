@@ -91,7 +91,7 @@ def trimmed(thing: Object) -> Object:
     ours = {key: annotations[key] for key in annotations if _concerns_us(key)}
     spec, status = mapping(thing, "spec"), mapping(thing, "status")
     devices = mapping(mapping(spec, "domain"), "devices")
-    interfaces = [_without(one, _APPEARANCE) for one in mappings(devices, "interfaces")]
+    interfaces = [_without(one, _dropped(one)) for one in mappings(devices, "interfaces")]
     kept_devices = some(devices, ("autoattachPodInterface",))
     if interfaces:
         kept_devices["interfaces"] = interfaces
@@ -109,6 +109,11 @@ def trimmed(thing: Object) -> Object:
         "spec": {**some(spec, ("hostname", "networks")), "domain": {"devices": kept_devices}},
         "status": kept_status,
     }
+
+
+def _dropped(interface: Mapping[str, object]) -> tuple[str, ...]:
+    """What is not kept of an interface; of its states, one matters: it is being unplugged."""
+    return _APPEARANCE if interface.get("state") == "absent" else (*_APPEARANCE, "state")
 
 
 def heard(thing: Mapping[str, object]) -> Vmi | None:

@@ -87,6 +87,10 @@ class Fields:
             )
         return text
 
+    def text(self, key: str) -> str:
+        """The same where none, null and an empty text are all not given, as in Kubernetes."""
+        return (self.string(key) or "") if self.given(key) else ""
+
     def boolean(self, key: str) -> bool | None:
         """The truth value of that key."""
         value = self.values.get(key)

@@ -12,7 +12,7 @@ from rules.manifests.port_annotations import (
     ends_behind,
     no_such_port,
 )
-from rules.manifests.ports import NAME_FIX, is_service_name, known_protocol, number
+from rules.manifests.ports import NAME_FIX, is_service_name, number, protocol_of
 from rules.model import Protocol
 from rules.ports import HIGHEST, PortRange
 from rules.problems import dotted, shown
@@ -66,7 +66,7 @@ def read_port(
 ) -> Port:
     """A port whose number is at that key, and the numbers that follow it."""
     _only(fields, known, name)
-    port = Port(fields, name, transport(fields))
+    port = Port(fields, name, protocol_of(fields, TRANSPORTS))
     port.first = number(fields, key)
     port.last = port.first or 0
     for other in followers:
@@ -86,11 +86,6 @@ def _only(fields: Fields, known: tuple[str, ...], name: str) -> None:
             )
         elif key not in known:
             fields.unknown(key, known)
-
-
-def transport(fields: Fields) -> Protocol | None:
-    """The protocol of a port; TCP where none is given, or an empty text."""
-    return known_protocol(fields, fields.values.get("protocol") or "TCP", TRANSPORTS)
 
 
 def following(fields: Fields, key: str) -> int | str | None:
@@ -117,11 +112,6 @@ def number_or_name(fields: Fields, key: str) -> int | str | None:
         value=value,
     )
     return None
-
-
-def name_of(fields: Fields) -> str:
-    """The name of a port; none and an empty one are not given."""
-    return (fields.string("name") or "") if fields.given("name") else ""
 
 
 def check_names(ports: Iterable[Port]) -> None:

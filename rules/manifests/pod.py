@@ -13,7 +13,6 @@ from rules.manifests.named_ports import (
     check_names,
     check_overlaps,
     lengthen,
-    name_of,
     read_port,
 )
 from rules.manifests.ports import NAME_FIX, is_service_name, too_many
@@ -93,7 +92,7 @@ def _ports(container: Fields, limit: int) -> list[Port]:
 
 
 def _port(fields: Fields) -> Port:
-    name = name_of(fields)
+    name = fields.text("name")
     if name and not is_service_name(name):
         fields.problem(
             "bad-port-name", "is not a valid service name", NAME_FIX, at=("name",), value=name

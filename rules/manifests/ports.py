@@ -23,7 +23,6 @@ _INTERFACE_KEYS = frozenset(
         *("name", "model", "macAddress", "ports", "portRanges", "acpiIndex", "bootOrder"),
         *("dhcpOptions", "pciAddress", "state", "tag", "masquerade", "bridge", "slirp", "sriov"),
         *("macvtap", "passt", "binding", "passtBinding"),
-        *("deprecatedSlirp", "deprecatedPasst", "deprecatedMacvtap"),
     )
 )
 
@@ -110,7 +109,7 @@ def misplaced(fields: Fields) -> None:
 def _port(port: Fields) -> Entry | None:
     port.only(PORT_KEYS)
     name = _port_name(port)
-    protocol = _protocol(port)
+    protocol = protocol_of(port, PROTOCOLS)
     first = number(port, "port")
     last = number(port, "end") if "end" in port.values else first
     entry = _entry(port, protocol, first, last, "port")
@@ -129,7 +128,7 @@ def _port(port: Fields) -> Entry | None:
 
 def _range(ports: Fields) -> Entry | None:
     ports.only(RANGE_KEYS)
-    protocol = _protocol(ports)
+    protocol = protocol_of(ports, PROTOCOLS)
     entry = _entry(ports, protocol, number(ports, "start"), number(ports, "end"), "start")
     if entry:
         entry.range = entry.ended = True
@@ -162,8 +161,10 @@ def number(fields: Fields, key: str) -> int | None:
     return None
 
 
-def _protocol(fields: Fields) -> Protocol | None:
-    return known_protocol(fields, fields.values.get("protocol", "TCP"), PROTOCOLS)
+def protocol_of(fields: Fields, known: Mapping[str, Protocol]) -> Protocol | None:
+    """The protocol of a port; TCP where none is given, or an empty text, as in Kubernetes."""
+    text = fields.values.get("protocol")
+    return known_protocol(fields, "TCP" if text is None or text == "" else text, known)
 
 
 def known_protocol(fields: Fields, text: object, known: Mapping[str, Protocol]) -> Protocol | None:
@@ -181,8 +182,8 @@ def known_protocol(fields: Fields, text: object, known: Mapping[str, Protocol]) 
 
 
 def _port_name(port: Fields) -> str:
-    name = port.string("name")
-    if name is not None and not is_service_name(name):
+    name = port.text("name")
+    if name and not is_service_name(name):
         port.problem(
             "bad-port-name",
             "is not a valid service name",
@@ -190,7 +191,7 @@ def _port_name(port: Fields) -> str:
             at=("name",),
             value=name,
         )
-    return name or ""
+    return name
 
 
 def is_service_name(name: str) -> bool:

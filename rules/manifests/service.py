@@ -11,7 +11,6 @@ from rules.manifests.named_ports import (
     check_names,
     check_overlaps,
     lengthen,
-    name_of,
     read_port,
 )
 from rules.manifests.ports import NAME_FIX, too_many
@@ -109,7 +108,7 @@ def _ports(spec: Fields, kind: ServiceType, limit: int) -> list[Port]:
 
 
 def _port(fields: Fields, kind: ServiceType) -> Port:
-    name = name_of(fields)
+    name = fields.text("name")
     if name and not is_label(name):
         fields.problem(
             "bad-port-name",

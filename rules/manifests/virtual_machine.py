@@ -1,6 +1,8 @@
 """A VirtualMachine, a VirtualMachineInstance or the VM of the oldest documents becomes a Machine:
 the interface we forward to, with its claims, and those that are not ours, with the reason."""
 
+from collections.abc import Set
+
 from rules.manifests import metadata, neighbours, networks, port_annotations, ports
 from rules.manifests.fields import Fields
 from rules.manifests.metadata import GUEST, PORT_RANGES, Annotations
@@ -36,7 +38,7 @@ def read_machine(
     named_netns = metadata.netns(annotations)
     addresses = metadata.addresses(annotations, metadata.ADDRESS)
     labels = metadata.labels(*(one.mapping("labels") for one in metadatas))
-    masquerade, not_ours, names = _attachments(spec, annotations, limit)
+    masquerade, not_ours, names = _attachments(spec, annotations, limit, admitted=tenant)
     if document.found:
         return None
     if masquerade:
@@ -72,22 +74,23 @@ def _specification(document: Fields, kind: str) -> tuple[Fields, Fields | None]:
 
 
 def _attachments(
-    spec: Fields, annotations: Annotations, limit: int
+    spec: Fields, annotations: Annotations, limit: int, *, admitted: bool
 ) -> tuple[Masquerade | None, tuple[NotOurs, ...], Names]:
     """The interface that is ours, those that are not, and the ports of all that have names."""
     devices = spec.mapping("domain").mapping("devices")
     ports.misplaced(devices)
     attached = devices.boolean("autoattachPodInterface")
-    interfaces = networks.read_interfaces(devices)
+    interfaces = networks.read_interfaces(devices, admitted=admitted)
     nets = networks.read_networks(spec)
     declared = [ports.declared(interface.fields, limit) for interface in interfaces]
-    entries = _claimed(interfaces, declared, annotations, limit)
+    others = {net.name for net in nets if net.kind not in ("pod", None)}
+    entries = _claimed(interfaces, declared, annotations, limit, others)
     entry = metadata.entry(annotations)
     addresses = metadata.addresses(annotations, GUEST)
     ours: Masquerade | None = None
     not_ours: list[NotOurs] = []
     for interface, network in networks.pairs(interfaces, nets):
-        if interface.kind == "masquerade" and not networks.is_unplugged(interface):
+        if interface.kind == "masquerade":
             ours = Masquerade(
                 name=interface.name or "",
                 entry=entry,
@@ -112,9 +115,14 @@ def _names(declared: list[list[Entry]]) -> Names:
 
 
 def _claimed(
-    interfaces: list[Part], declared: list[list[Entry]], annotations: Annotations, limit: int
+    interfaces: list[Part],
+    declared: list[list[Entry]],
+    annotations: Annotations,
+    limit: int,
+    others: Set[str | None],
 ) -> list[Entry]:
-    """What the masquerade interface forwards, in whichever spelling; nothing written: all."""
+    """What the masquerade interface forwards, in whichever spelling; nothing written: all. Ranges
+    on other networks than the pod's mean nothing to KubeVirt, and so to us."""
     everything = [entry for entries in declared for entry in entries]
     ports.check_names(annotations.document, everything)
     port_annotations.lengthen(annotations, everything)
@@ -124,7 +132,7 @@ def _claimed(
         ports.check_overlaps(annotations.document, entries)
         if interface.kind == "masquerade":
             claimed += entries
-        elif interface.kind:
+        elif interface.kind and interface.name not in others:
             ports.check_single(interface.fields, entries)
     if PORT_RANGES in annotations.texts:
         _check_annotation(interfaces, annotations)

@@ -1,8 +1,10 @@
-"""The programs of a Kubernetes control plane: built once with Go, and kept in the user's cache.
+"""The programs of a Kubernetes control plane, and KubeVirt's judge of networks: built once with Go,
+and kept in the user's cache.
 
 `go install k8s.io/kubernetes/cmd/kube-apiserver@…` is refused, because go.mod there replaces its
 libraries by directories of its own repository. So we build in a module of our own with the same
-go.mod, where they are replaced by what is published of them. It names an etcd, too.
+go.mod, where they are replaced by what is published of them. It names an etcd, too. KubeVirt does
+the same; of it we need one package, which admitter/main.go calls.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
 
@@ -26,6 +28,8 @@ from tests.systemd.trees import taken
 
 VERSION = "1.34.4"  # of the last branch that needs no newer Go than Debian 13 has
 OLDEST_GO = (1, 24)
+KUBEVIRT = "1.9.0"  # asks for Go 1.26, which an older one fetches like any other module
+ADMITTER = Path(__file__).parent / "admitter" / "main.go"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "portranger", "kube")
 PATIENCE = 7200  # seconds for one command of Go, or for another run that builds
 TICK = 10  # seconds between two lines about how far it is
@@ -34,9 +38,10 @@ PACKAGES = {
     "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
     "kubectl": "k8s.io/kubernetes/cmd/kubectl",
 }
-MAJOR, MINOR, _ = VERSION.split(".")
+MAJOR, MINOR, PATCH = VERSION.split(".")
 SAID = {"gitVersion": f"v{VERSION}", "gitMajor": MAJOR, "gitMinor": MINOR}
 LINKED = [f"-X k8s.io/component-base/version.{name}={said}" for name, said in SAID.items()]
+PLAIN = ("-trimpath", "-ldflags=-s -w")
 FLAGS = ("-trimpath", f"-ldflags=-s -w {' '.join(LINKED)}")
 NO_GO = """{}
 They are built with Go {}.{} or newer, which is looked for in PATH and in /usr/local/go/bin.
@@ -66,6 +71,14 @@ def find() -> Assets:
     return Assets(etcd=paths["etcd"], apiserver=paths["kube-apiserver"], kubectl=paths["kubectl"])
 
 
+def find_admitter() -> Path:
+    """KubeVirt's judge, if it is here."""
+    path = admitter_place() / "admitter"
+    if not path.is_file():
+        raise Unavailable("needs KubeVirt's admitter, which `make kube-assets` builds")
+    return path
+
+
 def given() -> dict[str, Path]:
     """Those that the environment names."""
     folder = os.environ.get("KUBEBUILDER_ASSETS")
@@ -90,11 +103,28 @@ def place(names: Iterable[str]) -> Path:
     return CACHE / f"{VERSION}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
 
+def admitter_place() -> Path:
+    """The same of the judge."""
+    recipe = "\0".join([platform.machine(), *PLAIN, ADMITTER.read_text()])
+    return CACHE / f"kubevirt-{KUBEVIRT}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+
+
 def build() -> None:
-    """Build what is not here. Two that want this at once build it once."""
+    """Build what is not here."""
     names = not_given()
-    path = place(names)
-    if not names or path.is_dir():
+    if names:
+        build_once(place(names), lambda workshop: workshop.make(names))
+    try:
+        build_once(admitter_place(), Workshop.make_admitter)
+    except Unavailable as problem:
+        if names:
+            raise
+        tell(f"no judge of KubeVirt's, and its tests are skipped: {problem}")
+
+
+def build_once(path: Path, make: Callable[[Workshop], None]) -> None:
+    """Build what belongs there. Two that want this at once build it once."""
+    if path.is_dir():
         return
     CACHE.mkdir(parents=True, exist_ok=True)
     with path.with_name(f"{path.name}.lock").open("w") as lock:
@@ -103,7 +133,7 @@ def build() -> None:
             # What a run left that was interrupted: Go goes on from there.
             unfinished = path.with_name(f"{path.name}.unfinished")
             (unfinished / "bin").mkdir(parents=True, exist_ok=True)
-            Workshop(unfinished).make(names)
+            make(Workshop(unfinished))
             (unfinished / "bin").rename(path)
             shutil.rmtree(unfinished)
 
@@ -131,7 +161,7 @@ class Workshop:
         packages = [PACKAGES[name] for name in names]
         self._check_go()
         tell(f"downloading the sources of Kubernetes {VERSION}")
-        self._write_module()
+        self._write_module("k8s.io/kubernetes", VERSION, f"0.{MINOR}.{PATCH}")
         count = len(self._go("list", "-mod=mod", "-deps", *packages).split())
         tell(f"compiling {', '.join(names)}: {count} packages, except what Go still knows of them")
         words = ("build", "-mod=mod", "-v", *FLAGS)
@@ -139,6 +169,19 @@ class Workshop:
         for name, package in zip(names, packages, strict=True):
             compiled = re.sub(r"/v\d+$", "", package).rpartition("/")[2]
             (self._folder / "bin" / compiled).rename(self._folder / "bin" / name)
+        tell(f"done after {self._seconds()} s")
+
+    def make_admitter(self) -> None:
+        """Build KubeVirt's judge."""
+        self._check_go()
+        tell(f"downloading the sources of KubeVirt {KUBEVIRT}, for its admitter")
+        self._environment["GOTOOLCHAIN"] = "auto"
+        self._write_module("kubevirt.io/kubevirt", KUBEVIRT, KUBEVIRT)
+        shutil.copy(ADMITTER, self._folder)
+        count = len(self._go("list", "-mod=mod", "-deps", ".").split())
+        tell(f"compiling the admitter: {count} packages")
+        self._environment["CGO_ENABLED"] = "0"
+        self._go("build", "-mod=mod", "-v", *PLAIN, f"-o={self._folder / 'bin' / 'admitter'}", ".")
         tell(f"done after {self._seconds()} s")
 
     def _check_go(self) -> None:
@@ -152,11 +195,12 @@ class Workshop:
         if numbers and tuple(map(int, numbers.groups())) < OLDEST_GO:
             raise Unavailable(NO_GO.format(f"{self._program} is {said}.", *OLDEST_GO))
 
-    def _write_module(self) -> None:
-        """With what Kubernetes itself requires, and its checksums."""
-        told = self._go("mod", "download", "-json", f"k8s.io/kubernetes@v{VERSION}")
+    def _write_module(self, name: str, version: str, libraries: str) -> None:
+        """With what that module itself requires, and its checksums."""
+        told = self._go("mod", "download", "-json", f"{name}@v{version}")
         origin = Path(json.loads(told)["Dir"])
-        (self._folder / "go.mod").write_text(published((origin / "go.mod").read_text()))
+        text = published((origin / "go.mod").read_text(), libraries)
+        (self._folder / "go.mod").write_text(f"{text}\nrequire {name} v{version}\n")
         (self._folder / "go.sum").write_text((origin / "go.sum").read_text())
 
     def _go(self, *words: str) -> str:
@@ -191,12 +235,11 @@ class Workshop:
         return round(time.monotonic() - self._started)
 
 
-def published(module: str) -> str:
-    """The go.mod of Kubernetes, for a module that is not in its repository."""
-    _, dot, version = VERSION.partition(".")
+def published(module: str, libraries: str) -> str:
+    """A go.mod for a module that is not in the repository of this one, whose libraries have that
+    version."""
     text = re.sub(r"(?m)^module .*", "module assets", module)
-    text = re.sub(r"=> \./staging/src/(\S+)", rf"=> \1 v0{dot}{version}", text)
-    return f"{text}\nrequire k8s.io/kubernetes v{VERSION}\n"
+    return re.sub(r"=> \./staging/src/(\S+)", rf"=> \1 v{libraries}", text)
 
 
 def tell(text: str) -> None:
@@ -210,7 +253,7 @@ def main() -> None:
         made = find()
     except Unavailable as problem:
         sys.exit(f"kube-assets: {problem}")
-    for path in (made.apiserver, made.etcd, made.kubectl):
+    for path in (made.apiserver, made.etcd, made.kubectl, admitter_place() / "admitter"):
         tell(str(path))
 
 

@@ -60,7 +60,7 @@ def made(*lines: str) -> Iterator[str]:
 
 KINDS = (
     "link add name {0} type bridge",
-    "link add name {0} type veth peer name p-{0}",
+    "link add name {0} type veth peer name p~{0}",
     "link add name {0} type dummy",
     "link add name {0} type vxlan id {2} dstport 4789",
     "link add link {1} name {0} type vlan id {2}",
@@ -68,7 +68,7 @@ KINDS = (
     "tuntap add dev {0} mode tap",
     "tuntap add dev {0} mode tun",
 )
-NAMES = st.from_regex(r"[a-zA-Z][a-zA-Z0-9._-]{0,10}", fullmatch=True)
+NAMES = st.from_regex(r"n[a-zA-Z0-9._-]{0,10}", fullmatch=True)
 ROUTES = (
     "{3} dev {0} metric {2}",
     "{3} metric {2} nexthop {4} dev {0} nexthop {4} dev {1}",
@@ -97,7 +97,7 @@ def networks(draw: st.DrawFn) -> tuple[str, ...]:
         line = draw(st.sampled_from(kinds()))
         lines.append(line.format(name, names[0], number))
     for name in names:
-        lines += [f"link set {name} addrgenmode none", f"link set {name} up"]
+        lines += [f"link set dev {name} addrgenmode none", f"link set dev {name} up"]
         lines += draw(st.lists(addresses(name), max_size=3, unique_by=address_of))
     for everywhere, via in (("0.0.0.0/0", ""), ("::/0", "via fe80::1")):
         for metric in draw(st.lists(st.integers(1, 2000), max_size=4, unique=True)):

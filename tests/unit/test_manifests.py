@@ -136,7 +136,10 @@ def test_nothing_declared_means_no_claims_at_all(interface: str) -> None:
         "model: virtio",
         "model: e1000",
         "model: igb",
-        "acpiIndex: 1, bootOrder: 1, dhcpOptions: {}, pciAddress: x, state: up, tag: t, later: x",
+        "acpiIndex: 1, bootOrder: 1, dhcpOptions: {}, tag: t, later: x",
+        "pciAddress: '0000:81:01.7', state: up",
+        "pciAddress: '', state: '', macAddress: '', model: ''",
+        "pciAddress: null, state: null, macAddress: null, model: null",
     ],
 )
 def test_other_fields_of_an_interface_are_left_alone(interface: str) -> None:
@@ -196,9 +199,13 @@ BAD_INTERFACES: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [("bad-protocol", P + "[0].protocol")],
     ),
     "SCTP": ("ports: [{port: 22, protocol: SCTP}]", [("bad-protocol", P + "[0].protocol")]),
-    "protocol is null": (
-        "portRanges: [{start: 1, end: 2, protocol: }]",
+    "protocol is zero": (
+        "portRanges: [{start: 1, end: 2, protocol: 0}]",
         [("bad-protocol", R + "[0].protocol")],
+    ),
+    "a port with a fraction": (
+        "portRanges: [{start: 80.0, end: 90}]",
+        [("not-an-integer", R + "[0].start")],
     ),
     "ranges overlap by one": (
         "portRanges: [{start: 1, end: 5}, {start: 5, end: 9}]",
@@ -228,7 +235,6 @@ BAD_INTERFACES: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "ports: [{port: 1, name: abcdefghijklmnop}]",
         [("bad-port-name", P + "[0].name")],
     ),
-    "an empty name": ("ports: [{port: 1, name: ''}]", [("bad-port-name", P + "[0].name")]),
     "a name without a letter": (
         "ports: [{port: 1, name: '80'}]",
         [("bad-port-name", P + "[0].name")],
@@ -287,7 +293,43 @@ BAD_INTERFACES: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "macAddress: 'de:ad:00-00-be-af'",
         [("bad-mac", INTERFACE + ".macAddress")],
     ),
+    "the MAC of the bridge": (
+        "macAddress: '02:00:00:00:00:00'",
+        [("bad-mac", INTERFACE + ".macAddress")],
+    ),
+    "a PCI address that is short": (
+        "pciAddress: '81:01.0'",
+        [("bad-pci-address", INTERFACE + ".pciAddress")],
+    ),
+    "a PCI address with colons only": (
+        "pciAddress: '0000:81:01:0'",
+        [("bad-pci-address", INTERFACE + ".pciAddress")],
+    ),
+    "a PCI function beyond 7": (
+        "pciAddress: '0000:81:01.8'",
+        [("bad-pci-address", INTERFACE + ".pciAddress")],
+    ),
+    "a PCI address that is a number": (
+        "pciAddress: 8101",
+        [("not-a-string", INTERFACE + ".pciAddress")],
+    ),
+    "an unknown state": ("state: Up", [("bad-state", INTERFACE + ".state")]),
+    "a masquerade that is unplugged": ("state: absent", [("bad-state", INTERFACE + ".state")]),
 }
+
+
+@pytest.mark.parametrize("protocol", ["''", "null"])
+@pytest.mark.parametrize(
+    "ports", ["ports: [{port: 5, end: 6, ", "portRanges: [{start: 5, end: 6, "]
+)
+def test_an_empty_protocol_is_tcp_as_in_the_api(ports: str, protocol: str) -> None:
+    assert claims(vmi(f"{ports} protocol: {protocol}}}]")) == claims(vmi(f"{ports}}}]"))
+
+
+@pytest.mark.parametrize("name", ["''", "null"])
+def test_an_empty_name_of_a_port_is_none(name: str) -> None:
+    machine = only(read(vmi(f"ports: [{{port: 5, name: {name}}}, {{port: 6, name: {name}}}]")))
+    assert machine.names == ()
 
 
 @pytest.mark.parametrize(("interface", "expected"), BAD_INTERFACES.values(), ids=BAD_INTERFACES)
@@ -404,13 +446,8 @@ BINDINGS = {
     "bridge: {}": "bridge binding",
     "slirp: {}": "slirp binding",
     "sriov: {}": "sriov binding",
-    "macvtap: {}": "macvtap binding",
-    "passt: {}": "passt binding",
     "passtBinding: {}": "passt binding",
     "binding: {name: managedtap}": "plugin binding",
-    "deprecatedSlirp: {}": "slirp binding",
-    "deprecatedPasst: {}": "passt binding",
-    "deprecatedMacvtap: {}": "macvtap binding",
 }
 
 
@@ -423,12 +460,21 @@ def test_other_bindings_are_not_ours_for_a_reason(binding: str, reason: str) -> 
     assert not_ours.reason.startswith(reason)
 
 
+@pytest.mark.parametrize("binding", ["macvtap", "passt"])
+def test_discontinued_bindings_are_refused_unless_the_cluster_has_them(binding: str) -> None:
+    document = vmi(binding=f"{binding}: {{}}")
+    assert found(read(document)) == [("discontinued-binding", f"{INTERFACE}.{binding}")]
+    [not_ours] = only(read(document, tenant=True)).not_ours
+    assert not_ours.reason.startswith(f"{binding} binding")
+
+
 @pytest.mark.parametrize(
     ("network", "reason"),
     [
         ("resource: {resourceName: bridge.network.kubevirt.io/red}", "resource network"),
         ("multus: {networkName: default/red}", "multus network"),
         ("multus: {networkName: red, default: true}", "multus network"),
+        ("resourceClaim: {claimName: a, requestName: b}", "claimed network"),
     ],
 )
 def test_other_networks_are_not_ours_for_a_reason(network: str, reason: str) -> None:
@@ -468,6 +514,36 @@ BAD_PARTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "multus: {networkName: x}",
         [("masquerade-needs-pod", INTERFACE)],
     ),
+    "passt on multus": (
+        "passtBinding: {}",
+        "multus: {networkName: x}",
+        [("masquerade-needs-pod", INTERFACE)],
+    ),
+    "masquerade on a claim": (
+        "masquerade: {}",
+        "resourceClaim: {claimName: a, requestName: b}",
+        [("masquerade-needs-pod", INTERFACE)],
+    ),
+    "multus with an empty name": (
+        "bridge: {}",
+        "multus: {networkName: ''}",
+        [("missing", NETWORK + ".multus.networkName")],
+    ),
+    "the pod's own interface is unplugged": (
+        "bridge: {}, state: absent",
+        "pod: {}",
+        [("bad-state", INTERFACE + ".state")],
+    ),
+    "the default interface is unplugged": (
+        "bridge: {}, state: absent",
+        "multus: {networkName: a, default: true}",
+        [("bad-state", INTERFACE + ".state")],
+    ),
+    "the link of a device is down": (
+        "sriov: {}, state: down",
+        "multus: {networkName: a}",
+        [("bad-state", INTERFACE + ".state")],
+    ),
     "a resource without its name": (
         "bridge: {}",
         "resource: {}",
@@ -504,6 +580,22 @@ def test_every_problem_of_a_binding_or_network_is_found(
 def test_ranges_are_for_masquerade_only(binding: str, interface: str, path: str) -> None:
     reading = read(vmi(interface, binding=binding))
     assert found(reading) == [("ranges-need-masquerade", path + "[0]")]
+
+
+@pytest.mark.parametrize(
+    "interface", ["portRanges: [{start: 1, end: 2}]", "ports: [{port: 1, end: 1}]"]
+)
+@pytest.mark.parametrize(
+    ("network", "reason"),
+    [
+        ("multus: {networkName: x}", "multus network"),
+        ("resource: {resourceName: a/b}", "resource network"),
+    ],
+)
+def test_ranges_on_other_networks_are_not_ours(interface: str, network: str, reason: str) -> None:
+    machine = only(read(vmi(interface, binding="bridge: {}", network=network)))
+    assert machine.masquerade is None
+    assert [other.reason.startswith(reason) for other in machine.not_ours] == [True]
 
 
 SPECS: dict[str, tuple[str, list[tuple[str, str]]]] = {
@@ -838,7 +930,8 @@ def test_a_path_out_of_the_directory_of_namespaces_is_no_name() -> None:
 
 
 def test_an_interface_that_is_being_unplugged_is_no_longer_ours() -> None:
-    machine = only(read(vmi("state: absent, ports: [{port: 80}]")))
+    network = "multus: {networkName: x}"
+    machine = only(read(vmi("state: absent", binding="bridge: {}", network=network)))
     assert machine.masquerade is None
     reason = "state: absent: the interface is being unplugged"
     assert [other.reason for other in machine.not_ours] == [reason]

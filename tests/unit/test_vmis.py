@@ -128,6 +128,16 @@ def test_what_concerns_us_is_kept_and_nothing_else() -> None:
     assert trimmed(left) == left
 
 
+@pytest.mark.parametrize("state", ["up", "down", "of a later version"])
+def test_the_state_of_a_link_is_left_to_kubevirt(state: str) -> None:
+    thing = copy()
+    (interface,) = thing["spec"]["domain"]["devices"]["interfaces"]
+    interface["state"] = state
+    (machine,), problems = understood(found := vmi(thing), decoded(found.text))
+    assert machine.masquerade
+    assert problems == ()
+
+
 def test_a_list_is_trimmed_as_it_is_decoded() -> None:
     answer = json.dumps({"kind": "VirtualMachineInstanceList", "metadata": {}, "items": [WHOLE]})
     found = json.loads(answer, object_hook=trimmed)
