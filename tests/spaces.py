@@ -312,8 +312,9 @@ spec:
 """
 
 
-def eventually(true: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Whether it becomes true within that time."""
+def eventually(true: Callable[[], bool], seconds: float = PATIENCE) -> bool:
+    """Whether it becomes true. The time is a bound, and no measurement: it is long enough for the
+    busiest machine, and only a test that fails waits for its end."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if true():

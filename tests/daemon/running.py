@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +23,6 @@ from rules.model import Chain, Family
 from tests.spaces import ROOT, eventually, ip, observed, require, run, space
 
 PATIENCE = 60.0  # seconds for what takes a few tenths
-A_MOMENT = (
-    10.0  # seconds on a busy machine for what takes the daemon tenths of one, such as to stop
-)
 TICKS = os.sysconf("SC_CLK_TCK")
 
 Json = dict[str, Any]
@@ -190,12 +186,9 @@ class Running:
     def stop(self) -> None:
         """As systemd would: it ends by itself, soon, with nothing to complain about."""
         self.tell(signal.SIGTERM)
-        started = time.monotonic()
         code = self.process.wait(PATIENCE)
-        took = time.monotonic() - started
         text = self.log.read_text()
         assert code == 0, text
-        assert took < A_MOMENT, f"it took {took:.2f} s to stop"
         assert self.said("stopping"), text
         assert "Traceback" not in text, text
 

@@ -444,5 +444,5 @@ def test_what_listens_later_is_seen_at_the_next_resync(node: Node, lab: Net) -> 
     with node.running() as daemon:
         comes_to_publish(lab.node, "a")
         with listening(lab.node, "0.0.0.0", 30100) as words:
-            assert eventually(lambda: words in str(daemon.standing(SELF)["notes"]), 5.0)
-        assert eventually(lambda: words not in str(daemon.standing(SELF)["notes"]), 5.0)
+            assert eventually(lambda: words in str(daemon.standing(SELF)["notes"]))
+        assert eventually(lambda: words not in str(daemon.standing(SELF)["notes"]))

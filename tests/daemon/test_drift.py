@@ -21,7 +21,7 @@ from agent.log import Log
 from agent.metrics import Metrics
 from agent.status import State, Status
 from rules.model import Chain
-from tests.daemon.running import A_MOMENT, Node, Running, comes_to_forward, forwarded, handles
+from tests.daemon.running import Node, Running, comes_to_forward, forwarded, handles
 from tests.spaces import ROOT, eventually, legacy, manifest, observed, pod, run, using, vm, within
 
 
@@ -71,7 +71,7 @@ def test_whatever_others_do_is_undone_and_told_with_their_name_and_pid(
     for times, (what, script) in enumerate(BREAKAGES.items(), 1):
         time.sleep(1.05 if times % 5 == 0 else 0)  # seven in a second would be a fight
         pid = nft(netns, script.format(rule=a_rule(netns)))
-        assert eventually(lambda: daemon.standing(netns)["drifts"] == times, A_MOMENT), what  # noqa: B023
+        assert eventually(lambda: daemon.standing(netns)["drifts"] == times), what  # noqa: B023
         assert daemon.standing(netns)["last_drift"]["process"] == "nft", what
         assert daemon.standing(netns)["last_drift"]["pid"] == pid, what
         seen = observed(netns)
@@ -88,7 +88,7 @@ def test_only_what_was_broken_is_written_again(served: tuple[Running, str]) -> N
     _, netns = served
     before = handles(netns)
     nft(netns, f"delete rule {a_rule(netns)}")
-    assert eventually(lambda: len(handles(netns)) == len(before), A_MOMENT)
+    assert eventually(lambda: len(handles(netns)) == len(before))
     assert len(handles(netns) & before) == len(before) - 1
 
 
@@ -207,7 +207,7 @@ def test_a_fight_in_one_namespace_keeps_no_other_waiting(
         try:
             for port in range(100, 110):
                 node.save("b.yaml", manifest(red, str(port), "other"))
-                assert comes_to_forward(red, f"tcp {port}", seconds=A_MOMENT)
+                assert comes_to_forward(red, f"tcp {port}")
         finally:
             fighter.kill()
 
@@ -255,11 +255,11 @@ def test_the_daemon_with_the_legacy_tables(node: Node, blue: str) -> None:
         workers = children(daemon.pid)
         assert workers
         daemon.kill()
-        assert eventually(lambda: not any(map(is_running, workers)), 5)
+        assert eventually(lambda: not any(map(is_running, workers)))
         with node.running() as again:
             workers = children(again.pid)
             again.stop()
-            assert eventually(lambda: not any(map(is_running, workers)), 5)
+            assert eventually(lambda: not any(map(is_running, workers)))
 
 
 def children(pid: int) -> list[int]:
@@ -277,6 +277,6 @@ def test_pods_are_told_apart_in_drift(node: Node, blue: str) -> None:
         with node.running() as daemon:
             before = handles(other)
             nft(blue, "flush ruleset")
-            assert eventually(lambda: daemon.standing(blue)["drifts"] == 1, A_MOMENT)
+            assert eventually(lambda: daemon.standing(blue)["drifts"] == 1)
             assert daemon.standing(other)["last_drift"] is None
             assert handles(other) == before

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tests import faulty
 from tests.daemon.running import (
-    A_MOMENT,
     Node,
     Running,
     comes_to_forward,
@@ -85,7 +84,7 @@ def test_a_save_is_in_the_kernel_within_a_moment(node: Node, blue: str) -> None:
         for save in SAVES:
             for ranges, words in STATES.items():
                 save(path, manifest(blue, ranges))
-                assert comes_to_forward(blue, *words, seconds=A_MOMENT), f"{save} {ranges}"
+                assert comes_to_forward(blue, *words), f"{save} {ranges}"
         assert daemon.is_in("in sync", blue)
         assert not daemon.said("bad manifest")
 
@@ -95,10 +94,10 @@ def test_a_file_that_comes_and_one_that_goes(node: Node, blue: str, red: str) ->
         node.save("a.yaml", manifest(blue, "22", "one"))
         node.save("b.json", '{"apiVersion": "v1", "kind": "Secret"}')
         node.save("c.yml", manifest(red, "80", "two"))
-        assert comes_to_forward(blue, "tcp 22", seconds=A_MOMENT)
-        assert comes_to_forward(red, "tcp 80", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 22")
+        assert comes_to_forward(red, "tcp 80")
         node.remove("a.yaml")
-        assert eventually(lambda: not observed(blue).table, A_MOMENT)
+        assert eventually(lambda: not observed(blue).table)
         assert forwarded(red) == {"tcp 80"}
         assert eventually(lambda: not daemon.standing(blue))
         assert daemon.said("skipped")
@@ -147,9 +146,9 @@ def test_a_config_map_that_is_swapped(node: Node, blue: str) -> None:
     with node.running() as daemon:
         assert forwarded(blue) == {"tcp 22"}
         publish("2026_2", a=manifest(blue, "23"))
-        assert comes_to_forward(blue, "tcp 23", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 23")
         publish("2026_3", a=manifest(blue, "23"), b=manifest(blue, "24", "other"))
-        assert comes_to_forward(blue, "tcp 23", "tcp 24", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 23", "tcp 24")
         assert not daemon.said("bad manifest")
 
 
@@ -162,7 +161,7 @@ def test_a_directory_that_appears_later(node: Node, blue: str) -> None:
         assert daemon.metric("source_readable") == 0
         late.mkdir(parents=True)
         (late / "a.yaml").write_text(manifest(blue, "22"))
-        assert comes_to_forward(blue, "tcp 22", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 22")
         assert eventually(lambda: daemon.get("/readyz")[0] == 200)
         assert daemon.status()["unreadable"] is None
         assert daemon.metric("source_readable") == 1
@@ -184,7 +183,7 @@ def test_a_directory_that_goes_away_takes_nothing_with_it(node: Node, blue: str)
         assert eventually(lambda: daemon.status()["unreadable"] is None)
         assert handles(blue) == before
         node.save("a.yaml", manifest(blue, "23"))
-        assert comes_to_forward(blue, "tcp 23", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 23")
 
 
 def test_a_directory_that_is_away_at_the_start_takes_nothing_with_it(node: Node, blue: str) -> None:
@@ -209,10 +208,10 @@ def test_a_directory_that_is_replaced_by_another(node: Node, blue: str) -> None:
         (other / "a.yaml").write_text(manifest(blue, "23"))
         node.manifests.rename(node.folder / "old")
         other.rename(node.manifests)
-        assert comes_to_forward(blue, "tcp 23", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 23")
         (node.folder / "old" / "a.yaml").write_text(manifest(blue, "24"))
         node.save("a.yaml", manifest(blue, "25"))
-        assert comes_to_forward(blue, "tcp 25", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 25")
 
 
 def test_a_directory_that_is_a_link_to_another(node: Node, blue: str) -> None:
@@ -224,9 +223,9 @@ def test_a_directory_that_is_a_link_to_another(node: Node, blue: str) -> None:
     with node.running():
         assert forwarded(blue) == {"tcp 22"}
         link(node.folder / "current", node.folder / "second")
-        assert comes_to_forward(blue, "tcp 23", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 23")
         (node.folder / "second" / "a.yaml").write_text(manifest(blue, "24"))
-        assert comes_to_forward(blue, "tcp 24", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 24")
 
 
 def test_an_entry_that_is_a_link_to_elsewhere(node: Node, blue: str) -> None:
@@ -237,16 +236,16 @@ def test_an_entry_that_is_a_link_to_elsewhere(node: Node, blue: str) -> None:
     with node.running() as daemon:
         assert forwarded(blue) == {"tcp 22"}
         target.write_text(manifest(blue, "23"))
-        assert comes_to_forward(blue, "tcp 23", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 23")
         other = node.folder / "other.txt"
         other.write_text(manifest(blue, "24"))
         link(node.manifests / "a.yaml", other)
-        assert comes_to_forward(blue, "tcp 24", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 24")
         other.unlink()
         assert daemon.says("bad manifest")
         assert forwarded(blue) == {"tcp 24"}
         other.write_text(manifest(blue, "25"))
-        assert comes_to_forward(blue, "tcp 25", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 25")
 
 
 # ------------------------------------------------------------------------------- last good meaning
@@ -284,7 +283,7 @@ def test_a_file_that_turns_bad_keeps_its_last_good_meaning(node: Node, blue: str
         run("ip", "netns", "exec", blue, "nft", "flush ruleset")
         assert comes_to_forward(blue, "tcp 22")
         path.write_text(manifest(blue, "22-23"))
-        assert comes_to_forward(blue, "tcp 22-23", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 22-23")
         assert daemon.says("manifest mended or removed", file=str(path))
         assert last_good(daemon) == []
         assert daemon.metric("manifests_on_last_good") == 0
@@ -314,9 +313,9 @@ def test_a_file_that_was_never_good_says_so_and_hinders_nobody(
         assert last_good(daemon) == []
         assert forwarded(red) == {"tcp 80"}
         node.save("b.yaml", manifest(red, "81"))
-        assert comes_to_forward(red, "tcp 81", seconds=A_MOMENT)
+        assert comes_to_forward(red, "tcp 81")
         node.save("a.yaml", manifest(blue, "22", "other"))
-        assert comes_to_forward(blue, "tcp 22", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 22")
 
 
 def test_the_last_good_meaning_outlives_the_daemon(node: Node, blue: str) -> None:
@@ -335,7 +334,7 @@ def test_the_last_good_meaning_outlives_the_daemon(node: Node, blue: str) -> Non
         assert daemon.standing(blue)["since"] == since == files[0]["since"]
         assert daemon.status()["last_valid"] == files
         path.write_text(manifest(blue, "23"))
-        assert comes_to_forward(blue, "tcp 23", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 23")
 
 
 def test_rules_of_an_invalid_manifest_without_a_last_valid_version_are_reported_as_unmanaged(
@@ -482,8 +481,8 @@ def test_a_machine_that_moves_to_another_namespace_while_it_runs(
     node.save("a.yaml", manifest(blue, "22"))
     with node.running():
         node.save("a.yaml", manifest(red, "22"))
-        assert comes_to_forward(red, "tcp 22", seconds=A_MOMENT)
-        assert comes_to_forward(blue, seconds=A_MOMENT)
+        assert comes_to_forward(red, "tcp 22")
+        assert comes_to_forward(blue)
 
 
 def test_rules_stay_in_a_namespace_that_no_manifest_ever_named(
@@ -516,7 +515,7 @@ def test_a_writer_in_the_middle_takes_no_ports_away(node: Node, blue: str, red: 
             file.flush()
             assert_seen(node, red)
             assert handles(blue) == before
-        assert comes_to_forward(blue, "tcp 22", "tcp 24", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 22", "tcp 24")
         assert not daemon.said("bad manifest")
 
 
@@ -528,7 +527,7 @@ def test_a_new_file_is_read_when_its_writer_is_done(node: Node, blue: str, red: 
             assert_seen(node, red)
             assert forwarded(blue) == set()
             file.write("---\n" + manifest(blue, "23", "two"))
-        assert comes_to_forward(blue, "tcp 22", "tcp 23", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 22", "tcp 23")
         assert not daemon.said("bad manifest")
 
 
@@ -549,7 +548,7 @@ def test_of_two_new_files_in_conflict_neither_is_applied(node: Node, blue: str, 
             assert "VirtualMachine/default/one" in problem["problem"]
             assert "VirtualMachine/default/two" in problem["problem"]
         node.save("b.yaml", manifest(blue, "31-40", "two"))
-        assert comes_to_forward(blue, "tcp 22-30", "tcp 31-40", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 22-30", "tcp 31-40")
         assert daemon.status()["problems"] == []
 
 
@@ -568,7 +567,7 @@ def test_what_ran_before_stays_when_a_new_file_is_in_conflict_with_it(
         assert handles(blue) == before
         assert daemon.is_in("conflict", blue)
         node.remove("a.yaml")
-        assert comes_to_forward(blue, "tcp 22-23", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 22-23")
         assert daemon.is_in("in sync", blue)
 
 
@@ -617,7 +616,7 @@ def test_one_odd_entry_hinders_no_other(node: Node, blue: str) -> None:
     with node.running() as daemon:
         assert forwarded(blue) == {"tcp 22"}
         node.save("good.yaml", manifest(blue, "23"))
-        assert comes_to_forward(blue, "tcp 23", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 23")
         assert daemon.status()["unreadable"] is None
         assert len({one["file"] for one in daemon.status()["problems"]}) >= 6
 

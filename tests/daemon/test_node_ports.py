@@ -27,7 +27,7 @@ from tests.daemon.publishing import (
     wired,
     written,
 )
-from tests.daemon.running import A_MOMENT, PATIENCE, Node, Running, handles
+from tests.daemon.running import PATIENCE, Node, Running, handles
 from tests.nodes import NODE4, NODE6, Net, answering, asked, service_manifest
 from tests.spaces import eventually, nft
 
@@ -199,7 +199,7 @@ def test_a_wish_that_is_taken_is_refused_and_granted_when_its_holder_goes(node: 
         assert given(node.home) == {"z": PortRange(30100, 30100)}
         assert comes_to_refuse(daemon, "a")
         node.remove("z.yaml")
-        assert comes_to_publish(node.home, "a", seconds=A_MOMENT)
+        assert comes_to_publish(node.home, "a")
         assert given(node.home) == {"a": PortRange(30099, 30101)}
         assert daemon.is_in("in sync", SELF)
 
@@ -224,7 +224,7 @@ def test_two_may_swap_their_wishes(node: Node) -> None:
         assert comes_to_publish(node.home, "a", "b") == {"a": one, "b": other}
         node.save("both.yaml", service("a", at=30200) + service("b", at=30100))
         expected = {"a": other, "b": one}
-        assert eventually(lambda: given(node.home) == expected, A_MOMENT), refusals(daemon)
+        assert eventually(lambda: given(node.home) == expected), refusals(daemon)
         assert written(node) == expected
         assert not daemon.said("not published")
 
@@ -242,7 +242,7 @@ def test_who_finds_no_run_is_told_the_longest_and_gets_one_when_there_is_room(no
         assert comes_to_publish(node.home, "c", "s")["c"] == PortRange(30020, 30031)
         assert eventually(lambda: "30000-30009 (10)" in refusals(daemon)["d"])
         node.remove("s.yaml")  # which frees its ports
-        ports = comes_to_publish(node.home, "c", "d", seconds=A_MOMENT)["d"]
+        ports = comes_to_publish(node.home, "c", "d")["d"]
         assert len(ports) == 13
         assert ports.last <= 30019
         assert daemon.is_in("in sync", SELF)

@@ -179,7 +179,7 @@ class Flow:
 
     def __init__(self, where: str, protocol: Protocol, to: str, port: int) -> None:
         self._socket = socket_in(where, to, KINDS[protocol])
-        self._socket.settimeout(3.0)
+        self._socket.settimeout(PATIENCE)  # what is lost is never answered, however long one waits
         self._socket.connect((to, port))
         self._lock = threading.Lock()
 

@@ -230,7 +230,7 @@ def test_200_edits_lose_no_packet_and_open_nothing(town: Town) -> None:
             stop.set()
             thread.join(PATIENCE)
         assert turns > 1000
-        assert eventually(lambda: all(one.is_whole() for one in numbered), 3.0), [
+        assert eventually(lambda: all(one.is_whole() for one in numbered)), [
             [one.sent - len(heard) for heard in one.heard] for one in numbered
         ]
         for _, receiver in shut:

@@ -4,6 +4,7 @@ something changes. Everything here runs in one thread, and every wait has an end
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import resource
 import select
@@ -170,19 +171,24 @@ def _arrived(server: socket.socket) -> bool:
     return bool(waiting.poll(200))
 
 
+_identifiers = itertools.count(os.getpid())
+
+
 def pinged(where: str, to: Address, tries: int = 3) -> int | None:
-    """The hops an answer to a ping had left; None where none came."""
+    """The hops an answer to a ping had left; None where none came. Each has an identifier of its
+    own: with the same one it would belong to the flow of the one before, which may be flushed."""
     family = Family.of(to)
     version6 = family is Family.IP6
     protocol = socket.IPPROTO_ICMPV6 if version6 else socket.IPPROTO_ICMP
     (raw,) = sockets(where, family, socket.SOCK_RAW, 1, protocol)
+    identifier = next(_identifiers) & 0xFFFF
     with raw:
         raw.settimeout(1.0)
         if version6:
             raw.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVHOPLIMIT, 1)
         for sequence in range(tries):
             request, reply = (128, 129) if version6 else (8, 0)
-            head = struct.pack("!BBHHH", request, 0, 0, os.getpid() & 0xFFFF, sequence)
+            head = struct.pack("!BBHHH", request, 0, 0, identifier, sequence)
             if not version6:
                 head = struct.pack("!BBH", request, 0, _checksum(head)) + head[4:]
             raw.sendto(head, (str(to), 0))

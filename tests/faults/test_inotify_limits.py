@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.running import A_MOMENT, Node, Running, comes_to_forward
+from tests.daemon.running import Node, Running, comes_to_forward
 from tests.spaces import eventually, manifest, run
 
 APART = ("unshare", "--user", "--map-root-user", "--mount", "--net", "sh", "-ec")
@@ -131,15 +131,15 @@ def test_an_edit_that_is_not_told_is_found_all_the_same(node: Node) -> None:
     with spent(node) as (daemon, blue):
         for port in ("22", "23"):
             node.save("a.yaml", manifest("blue", port))
-            assert comes_to_forward(blue, f"tcp {port}", seconds=A_MOMENT)
+            assert comes_to_forward(blue, f"tcp {port}")
         [warning] = daemon.said("warning")
         assert "raise fs.inotify.max_user_watches" in warning["what"]
         assert watches(daemon) == 1
         allow(daemon, 1000)
         steps = {*node.manifests.parents, Path("/run/netns")}
-        assert eventually(lambda: watches(daemon) > len(steps), A_MOMENT)
+        assert eventually(lambda: watches(daemon) > len(steps))
         node.save("a.yaml", manifest("blue", "24"))
-        assert comes_to_forward(blue, "tcp 24", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 24")
         assert len(daemon.said("warning")) == 1
 
 
@@ -155,7 +155,7 @@ def test_a_namespace_that_is_not_told_is_found_all_the_same(node: Node) -> None:
         [warning] = daemon.said("warning")
         assert "raise fs.inotify.max_user_watches" in warning["what"]
         link.symlink_to("/run/netns/blue")
-        assert comes_to_forward(blue, "tcp 22", seconds=A_MOMENT)
+        assert comes_to_forward(blue, "tcp 22")
 
 
 # ----------------------------------------------------------------------------------- instances

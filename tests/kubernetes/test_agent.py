@@ -17,7 +17,7 @@ from agent.kernel.lab import POD, Lab
 from agent.kernel.probe import asks, connected, echoing, reached
 from rules.model import FORWARDED, Family, Protocol
 from tests import faulty
-from tests.daemon.running import A_MOMENT, comes_to_forward, forwarded, handles
+from tests.daemon.running import comes_to_forward, forwarded, handles
 from tests.kubernetes.agents import USER, Agents, agents, comes_to_say, launched
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.instances import Machines, instance, pod_uid
@@ -225,10 +225,10 @@ def test_a_pod_that_has_ended_is_not_pending_although_kubevirt_still_names_it(
         with launcher(node.kubelet, now, netns, instance=made["metadata"]["uid"]):
             node.kubelet.start(now)
             assert comes_to_forward(netns, "tcp 22")
-            assert eventually(lambda: daemon.standing(f"pod:{gone}") == {}, A_MOMENT * 2)
+            assert eventually(lambda: daemon.standing(f"pod:{gone}") == {})
             assert [one["state"] for one in daemon.status()["namespaces"]] == ["in sync"]
         node.kubelet.finish(now)
-        assert eventually(lambda: daemon.status()["namespaces"] == [], A_MOMENT * 2)
+        assert eventually(lambda: daemon.status()["namespaces"] == [])
         assert daemon.status()["ready"]
 
 
@@ -311,7 +311,7 @@ def test_reload_while_the_api_server_is_unavailable_opens_no_port(
         finally:
             cluster.signal_apiserver(signal.SIGCONT)
             cluster.start_apiserver()
-        assert eventually(lambda: not daemon.status()["unreadable"], A_MOMENT * 6)
+        assert eventually(lambda: not daemon.status()["unreadable"])
         assert (handles(netns), handles(wired.pod)) == before
         machines.annotate("vm", port_ranges="22-21")
         assert comes_to_say(machines, "vm", "PortsRejected", "22-21")
@@ -343,7 +343,7 @@ def test_an_api_server_that_hangs_is_found_out_within_half_a_minute_without_a_re
             assert "hangs" in daemon.status()["unreadable"]
             assert handles(netns) == before
             nft(netns, "flush ruleset")
-            assert comes_to_forward(netns, "tcp 22", seconds=A_MOMENT)
+            assert comes_to_forward(netns, "tcp 22")
         finally:
             cluster.signal_apiserver(signal.SIGCONT)
         assert eventually(lambda: not daemon.status()["unreadable"], 60)
@@ -525,10 +525,8 @@ def test_hundreds_of_instances_at_once(machines: Machines, node: Agents) -> None
         )
         assert resident < 100
         netns = next(iter(pods.values()))
-        moment = time.monotonic()
         machines.annotate("vm-0", port_ranges="5000")
-        assert comes_to_forward(netns, "tcp 5000", seconds=5)
-        assert time.monotonic() - moment < A_MOMENT
+        assert comes_to_forward(netns, "tcp 5000")
 
 
 def linked(netns: str, number: int) -> None:

@@ -313,7 +313,7 @@ def test_status_follows_what_is_published_and_says_if_nothing_is_heard(
         services.put_machines("phone", False, True)
         services.lead_to(two.address, two.address6)
         led = {two.address, two.address6}
-        assert eventually(lambda: {at["to"] for at in daemon.standing(NODE)["ranges"]} == led, 2)
+        assert eventually(lambda: {at["to"] for at in daemon.standing(NODE)["ranges"]} == led)
         services.cluster.kill_apiserver()
         assert standing(daemon, "in sync", "Services: ")
 

@@ -47,7 +47,7 @@ from tests.unit.test_publish import service
 
 STRANGER = Foreign("prerouting", 0, "accept")
 NFT = ("nft", 4711)
-A_MOMENT = 10.0  # seconds; far longer than anything here takes
+A_MOMENT = 60.0  # seconds: a bound, which only a test that fails waits for
 
 
 class Numbered(MemoryNamespace):
