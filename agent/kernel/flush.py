@@ -116,11 +116,15 @@ def _questions(due: Sequence[Due], own: Set[Address], worth: int) -> list[bytes]
     questions = questions_of(due, own)
     if questions is None or counted() <= worth * len(questions):
         return [EVERYTHING]
-    return [_asking(one) for one in questions]
+    return list(dict.fromkeys(map(_asking, questions)))
 
 
 def _asking(question: Question) -> bytes:
     family = question.family
+    if family is Family.IP6:
+        # Asked for an address of IPv6, the kernel leaves out just the flows that have it (seen on
+        # 6.18: its comparison is the wrong way round). So it is asked for all of that family.
+        return struct.pack(HEADER, VERSIONS[family], 0, 0)
     at_source = question.answers or question.sends
     place = (CTA_IP_SRC if at_source else CTA_IP_DST)[family]
     packed = attribute(place, question.address.packed)

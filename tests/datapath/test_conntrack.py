@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 
+from agent.kernel.flush import find
 from agent.kernel.kinds import Namespace
 from agent.kernel.lab import CLIENT, GUEST, POD, Lab, built
 from agent.kernel.live import LiveKernel
+from agent.kernel.netns import inside, opened
 from agent.kernel.probe import asks, connected, echoing
 from agent.reconcile import converge
 from rules.desired import desire
 from rules.model import FORWARDED, Address, Family, Protocol
+from rules.ports import PortRange
+from rules.stale import Forgotten
 from tests.spaces import vm, within
 
 PORTS = (1500, 7000)
@@ -49,6 +53,31 @@ def answers(flow: socket.socket) -> bool:
         return asks(flow) in PORTS
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("family", Family)
+def test_the_kernel_tells_the_same_flows_when_it_is_asked_for_some(
+    place: tuple[Lab, Namespace], family: Family
+) -> None:
+    """As it is where there are thousands."""
+    lab, namespace = place
+    serve(namespace, 8000, 8000)
+    index = list(Family).index(family)
+    guest = GUEST[index].ip
+    due = [
+        Forgotten(family=family, protocol=protocol, ports=(PortRange(7000, 7000),), answerer=guest)
+        for protocol in FORWARDED
+    ]
+    with contextlib.ExitStack() as stack:
+        for protocol in FORWARDED:
+            for port in PORTS:
+                flow = connected(lab, lab.client, POD[index].ip, protocol, port)
+                assert asks(stack.enter_context(flow)) == port
+        with opened(lab.pod) as descriptor, inside(descriptor, lab.pod):
+            all_told, _ = find(due, set(), worth=1000)
+            some_told, _ = find(due, set(), worth=0)
+    assert len(all_told) == len(FORWARDED)
+    assert sorted(one.key for one in some_told) == sorted(one.key for one in all_told)
 
 
 @pytest.mark.parametrize("address", [one.ip for one in POD], ids=["IPv4", "IPv6"])
