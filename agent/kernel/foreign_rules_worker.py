@@ -16,7 +16,7 @@ from agent.kernel.worker import Json, serve
 
 NAT, FILTERS = "nat", "filters"
 READERS = {NAT: translations, FILTERS: filters}
-MEMORY = 1 << 30  # bytes of addresses
+MEMORY = 400 << 20  # bytes of addresses; 100,000 rules take 100 MiB
 LARGE = 64 << 10  # kibibytes in use, after which the memory is given back, by ending
 
 
