@@ -207,6 +207,16 @@ class Keeper:
     def moved(self, nsid: object, generation: int, culprit: Culprit) -> None:
         """Somebody, maybe we, made this generation of the rules of a namespace."""
         for kept in self._numbered(nsid):
+            kept.heard = [*kept.heard[-MOST_CULPRITS:], (generation, culprit)]
+            if kept.work is None:
+                self._take_heard(kept)
+            elif not self._workqueue.has(culprit[1]):  # else its end tells whether that was its own
+                kept.culprits = [*kept.culprits[-MOST_CULPRITS:], culprit]
+
+    def _take_heard(self, kept: Kept) -> None:
+        """Have a namespace looked at where somebody changed rules since the last look."""
+        heard, kept.heard = kept.heard, []
+        for generation, culprit in heard:
             known = kept.proven.generation if kept.proven else None
             if known is not None and (known.number - generation) % (2 * HALF) < HALF:
                 continue  # we have looked since
@@ -534,6 +544,7 @@ class Keeper:
             self._failed(kept, failure)
         except Exception as error:  # a bug met in one namespace must not stop the others
             self._failed(kept, _unexpected(error))
+        self._take_heard(kept)
         self._metrics.reconciled(took)
 
     def _settle(self, kept: Kept, look: Look | None) -> None:
@@ -548,6 +559,7 @@ class Keeper:
                 self._publisher.looked(look.outcome.generation)
         kept.failures, kept.applied = FAILURES, not kept.urgent
         kept.culprits = []
+        self._take_heard(kept)
         if kept.look:  # something happened since it was begun
             self._judge(kept)
             kept.proven = None

@@ -44,6 +44,7 @@ class Kept:
         self.known: Known | None = None
         self.made: Made = {}  # the rules that were wanted at the last look
         self.sure = False  # that nothing of ours is there but what this run put there
+        self.heard: list[tuple[int, Culprit]] = []  # generations that came while it was looked at
         self.culprits: list[Culprit] = []
         self.failures, self.repairs, self.looks = FAILURES, REPAIRS, LOOKS
         self.work: Work[Look | None] | None = None  # a look that is not done yet
@@ -73,6 +74,7 @@ class Kept:
         """What was there may be no more, or be another by now."""
         self.desired = self.proven = self.known = self.links = None
         self.identity = self.nsid = None
+        self.heard = []
         self.sure = False
         self.void = True
         self.failures, self.repairs, self.looks = FAILURES, REPAIRS, LOOKS

@@ -90,8 +90,9 @@ def test_changes_lose_no_flow_to_ports_that_stay_declared(
 def test_with_all_steps_in_one_transaction_changes_are_seen_to_lose_flows(
     net: Net, client: str
 ) -> None:
+    """Sooner or later: a flow is lost where it meets the moment between two maps."""
     kind = named(net, "an endpoint leaves and joins, shifted")
     more = hitless.Effort(changes=60, seconds=6, rate=2 * RATE)
     with hitless.single_transaction():
-        result = hitless.run(kind, net, client, more)
-    assert result.number("refused")
+        tries = (hitless.run(kind, net, client, more) for _ in range(20))
+        assert any(result.number("refused") for result in tries)

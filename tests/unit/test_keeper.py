@@ -20,7 +20,15 @@ from agent import keeper as keeping
 from agent import publisher as publishing
 from agent.backoff import FAILURES, REPAIRS
 from agent.errors import Failure, NoNamespace, NotPermitted
-from agent.keeper import NO_LAWS, NODE_REPORT, NODE_WAIT, REPORT, TIMED_LOOK, Keeper
+from agent.keeper import (
+    LONGEST_REST,
+    NO_LAWS,
+    NODE_REPORT,
+    NODE_WAIT,
+    REPORT,
+    TIMED_LOOK,
+    Keeper,
+)
 from agent.kept import LOOKS
 from agent.kernel.kinds import Generation, Glimpse, Known
 from agent.kernel.memory import MemoryKernel, MemoryNamespace
@@ -391,6 +399,31 @@ def test_what_is_wanted_while_a_look_takes_long_is_made_after_it(house: House) -
     house.work()
     assert house.ports("blue") == {"24"}
     assert house.standing("blue").state is State.IN_SYNC
+
+
+def test_the_event_of_our_own_commit_is_none_while_the_look_is_not_done(house: House) -> None:
+    blocked = Blocked(house)
+    blocked.holds = {"blue"}
+    house.want(vm("tcp 23"), vm(netns="red"))
+    blocked.let_go()
+    house.keeper.moved(house["blue"].nsid, house["blue"].made, ("portranger", os.getpid()))
+    house.work()
+    assert house.ports("blue") == {"23"}
+    house.now += LONGEST_REST
+    assert house.work() == []
+
+
+def test_what_others_commit_while_a_look_takes_long_is_looked_at_after_it(house: House) -> None:
+    blocked = Blocked(house)
+    blocked.holds = {"blue"}
+    house.want(vm("tcp 23"), vm(netns="red"))
+    blocked.let_go()
+    house.stirred("blue", flush)
+    house.work()
+    house.now += LONGEST_REST
+    house.work()
+    assert house.ports("blue") == {"23"}
+    assert house.standing("blue").drifts == 1
 
 
 def test_what_is_wanted_no_more_while_a_look_takes_long_is_cleared_after_it(house: House) -> None:
