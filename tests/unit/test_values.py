@@ -79,7 +79,7 @@ def test_values_of_different_kinds_have_no_order() -> None:
 
 
 def test_a_value_shows_its_fields() -> None:
-    assert repr(Pending("a", "b")) == "Pending(owner='a', reason='b')"
+    assert repr(Pending("a", "b")) == "Pending(owner='a', reason='b', partly=False)"
 
 
 def test_copies_and_pickles_are_equal_to_the_original() -> None:
