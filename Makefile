@@ -181,6 +181,10 @@ test-kernels: KERNELS := 6.1 6.12
 test-kernels: root packages-kernels venv-dev ## boot other kernels under qemu, and run the demo, the hitless suite and some tests there
 	@$(BIN)/python -m tests.kernels $(KERNELS) $(ARGS)
 
+.PHONY: test-trixie
+test-trixie: root packages-tree venv-dev ## run the demo and the tests of unit, cli and netns on Debian 13, in a tree of its own
+	@$(BIN)/python -m tests.trixie $(ARGS)
+
 ##@ Set it up
 
 .PHONY: venv venv-dev
@@ -223,13 +227,14 @@ packages-deb: PYTHON := $(DEBIAN_PYTHON)
 packages-python packages-runtime packages-test packages-deb:
 	@$(install_packages)
 
-.PHONY: packages-vm packages-kernels packages-cluster packages-image package-vagrant
+.PHONY: packages-vm packages-tree packages-kernels packages-cluster packages-image package-vagrant
 packages-vm: PACKAGES := $(RUNTIME_PACKAGES) $(VM_PACKAGES)
+packages-tree: PACKAGES := $(RUNTIME_PACKAGES) debootstrap systemd-container
 packages-kernels: PACKAGES := $(RUNTIME_PACKAGES) $(VM_PACKAGES) debootstrap systemd-container e2fsprogs
 packages-cluster: PACKAGES := curl
 packages-image: PACKAGES := podman
 package-vagrant: PACKAGES := vagrant
-packages-vm packages-kernels packages-cluster packages-image:
+packages-vm packages-tree packages-kernels packages-cluster packages-image:
 	@$(install_packages)
 
 # Not every Debian has it: without it, its test says so.

@@ -1,5 +1,6 @@
 """The main job, for real, in namespaces of its own: forward, prove by packet, edit, clean up."""
 
+import io
 import os
 import shutil
 import signal
@@ -52,6 +53,8 @@ def demonstrate(console: Console) -> int:
         raise NotPermitted("the demonstration builds network namespaces", "Run it as root")
     for number in (signal.SIGTERM, signal.SIGHUP):  # a terminal that is closed leaves nothing
         signal.signal(number, partial(_leave, os.getpid()))
+    if isinstance(console.out, io.TextIOWrapper):
+        console.out.reconfigure(line_buffering=True)  # in a pipe, too
     prefix = f"portranger-demo-{os.getpid()}"
     with built(prefix) as lab, tempfile.TemporaryDirectory() as folder:
         console.say("1. A client, a pod and a guest, each a network namespace of its own:")

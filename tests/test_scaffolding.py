@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.trixie import EXPECTED, skipped, summary
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("agent", "rules")
 
@@ -140,6 +142,8 @@ def test_the_wheel_holds_the_two_packages_and_nothing_else(tree: Path) -> None:
 SKIPS = """
 import pytest
 
+from tests.trixie import EXPECTED, skipped, summary
+
 def test_runs():
     pass
 
@@ -211,3 +215,18 @@ def test_folders_that_need_root_are_skipped_with_the_reason(tmp_path: Path) -> N
     assert result.returncode == 0, result.stdout
     assert "needs root" in result.stdout
     assert "1 skipped" in result.stdout
+
+
+def test_what_is_skipped_on_debian_13_is_counted_by_reason() -> None:
+    output = (
+        "SKIPPED [77] tests/spaces.py:225: no iptables backend: python-iptables (udp {'a': 'b'})\n"
+        "SKIPPED [3] tests/netns/test_script.py:124: no iptables backend: python-iptables"
+        " (udp {'a': 'b'})\n"
+        "SKIPPED [1] tests/conftest.py:48: needs root\n"
+        "2 failed, 507 passed, 81 skipped in 592.83s (0:09:52)\n"
+    )
+    known = "no iptables backend: python-iptables (udp {'a': 'b'})"
+    assert skipped(output) == {known: 80, "needs root": 1}
+    assert known.startswith(EXPECTED)
+    assert summary(output) == "2 failed, 507 passed, 81 skipped"
+    assert summary("") == "no result"

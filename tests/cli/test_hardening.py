@@ -183,6 +183,7 @@ def test_a_demonstration_that_is_interrupted_leaves_nothing(number: str) -> None
         # A shell lets what it starts in the background ignore INT.
         ["env", "--default-signal=INT", *COMMAND.split(), "demo"],
         cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         stdout=subprocess.PIPE,
         text=True,
     ) as demo:

@@ -21,13 +21,14 @@ from rules.desired import desire
 from rules.model import FORWARDED, Address, Family, Protocol
 from rules.ports import PortRange
 from rules.stale import Forgotten
-from tests.spaces import vm, within
+from tests.spaces import require, vm, within
 
 PORTS = (1500, 7000)
 
 
 @pytest.fixture(params=["nftables", "iptables"])
 def place(request: pytest.FixtureRequest) -> Iterator[tuple[Lab, Namespace]]:
+    require(request.param)
     kernel = LiveKernel(request.param)
     servers = [(protocol, port) for protocol in FORWARDED for port in PORTS]
     try:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.spaces import eventually
+from tests.spaces import IPTABLES, eventually, require
 from tests.systemd.machine import Machine
 from tests.systemd.service import CONFIGURATION, MANIFESTS, Service, soon
 
@@ -270,6 +270,7 @@ def test_the_journal_knows_how_grave_a_line_is(forwarding: Service) -> None:
 
 
 def test_iptables_works_as_confined_as_it_is(service: Service) -> None:
+    require(IPTABLES)  # the machine has the same iptables
     service.configure('backend = "iptables"')
     service.declare("red", RANGES)
     service.wire("red")

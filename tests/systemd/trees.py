@@ -203,8 +203,9 @@ def taken(descriptor: int) -> bool:
 def debootstrap(suite: str, packages: Iterable[str], path: Path) -> None:
     """A fresh Debian, from where this machine gets its own packages."""
     options = ["--variant=minbase", f"--include={','.join(packages)}"]
+    uri = mirror(suite) or mirror(codename())  # a mirror has every release
     done = subprocess.run(
-        ["unshare", "--mount", "debootstrap", *options, suite, str(path), *mirror(suite)],
+        ["unshare", "--mount", "debootstrap", *options, suite, str(path), *uri],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
