@@ -37,10 +37,11 @@ class Publishing:
         self.lab, self.node, self.daemon = lab, node, daemon
 
     def changed(self, change: Callable[[], object]) -> None:
-        """Do it, and wait until the node's rules are others."""
+        """Do it, and wait until the node's rules are others and all is applied, flows included."""
         before = len(self.daemon.said("applied", netns=NODE))
         change()
         assert self.daemon.says("applied", times=before + 1, netns=NODE), self.notes
+        assert self.daemon.applied(), self.notes
 
     @property
     def notes(self) -> str:

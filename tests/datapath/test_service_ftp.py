@@ -133,8 +133,8 @@ def test_control_and_data_of_a_client_are_at_one_of_two_machines(tmp_path: Path)
     source = tmp_path / "source"
     source.write_bytes(CONTENT)
     with net(2) as lab, publishing(tmp_path / "node", lab, EXTERNAL, RANGES):
-        for family, bits in ((Family.IP, 24), (Family.IP6, 64)):
-            ip(lab.client, *(f"addr add {one}/{bits} dev eth0" for one in clients[family]))
+        for family, rest in ((Family.IP, "/24 dev eth0"), (Family.IP6, "/64 dev eth0 nodad")):
+            ip(lab.client, *(f"addr add {one}{rest}" for one in clients[family]))
         with server(lab.vms[0].guest, folders[0]), server(lab.vms[1].guest, folders[1]):
             for family in Family:
                 for client in clients[family]:

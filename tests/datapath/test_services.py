@@ -137,8 +137,8 @@ def test_with_affinity_signalling_and_media_of_a_client_are_at_one_machine(tmp_p
         everywhere(lab, SERVED),
         publishing(tmp_path / "node", lab, service, RANGES),
     ):
-        for family, bits in ((Family.IP, 24), (Family.IP6, 64)):
-            ip(lab.client, *(f"addr add {one}/{bits} dev eth0" for one in clients[family]))
+        for family, rest in ((Family.IP, "/24 dev eth0"), (Family.IP6, "/64 dev eth0 nodad")):
+            ip(lab.client, *(f"addr add {one}{rest}" for one in clients[family]))
         for family in Family:
             own = {one: _machines_of(lab, one, family) for one in clients[family]}
             assert {len(machines) for machines in own.values()} == {1}, own
