@@ -127,7 +127,7 @@ def test_many_foreign_rules_cost_this_process_little(netns: str, asked: list[str
 def test_foreign_nat_that_takes_too_much_to_read_cannot_be_read(
     netns: str, asked: list[str]
 ) -> None:
-    many = "\n".join(rule(port) for port in range(10000, 40000))
+    many = "\n".join(rule(port) for port in range(5000, 65000))
     nft(netns, f"{BASE}\n{many}")
     foreign = ForeignRules(processor=1)
     try:
