@@ -213,9 +213,8 @@ def _link(rule: Rule) -> object:
 
 
 def _address(rule: Rule) -> object:
-    """None: several."""
-    several = rule.destination is None or rule.destination.is_unspecified
-    return None if several else rule.destination
+    """A rule for one address comes before one for all of them, and both may be wanted."""
+    return rule.destination
 
 
 def _crossing(rules: Iterable[Rule]) -> Iterator[Rule]:

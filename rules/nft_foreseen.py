@@ -39,8 +39,12 @@ def are_elements(plan: Plan) -> bool:
 def is_for(plan: Plan, observed: Observed) -> bool:
     """Whether it takes away what is there, and adds what is not."""
     here = lives(observed).by_rule
-    there = all(old.rule in here and here[old.rule].handle == old.handle for old in _gone(plan))
-    return there and here.keys().isdisjoint(_new(plan))
+    if not here.keys().isdisjoint(_new(plan)):
+        return False
+    if has_copies(observed):
+        there = {(live.rule, live.handle) for live in observed.live}
+        return all((old.rule, old.handle) in there for old in _gone(plan))
+    return all(old.rule in here and here[old.rule].handle == old.handle for old in _gone(plan))
 
 
 def has_copies(observed: Observed) -> bool:
