@@ -95,12 +95,14 @@ class _Reading(Thread):
             os.close(self._descriptor)
 
     def is_at_work(self) -> bool:
-        """Whether it runs, or would if it got a processor; else it waits for somebody."""
+        """Whether it runs, or would if it got a processor, or the lock of the interpreter, which
+        another thread of ours has; else it waits for somebody."""
+        task = Path(f"/proc/self/task/{self.native_id}")
         try:
-            stat = Path(f"/proc/self/task/{self.native_id}/stat").read_text()
+            stat, waits_in = (task / "stat").read_text(), (task / "wchan").read_text()
         except OSError:
             return True  # it has not begun, or has just ended
-        return stat.rpartition(")")[2].split()[0] == "R"
+        return stat.rpartition(")")[2].split()[0] == "R" or "futex" in waits_in
 
     def result(self) -> bytes:
         if isinstance(self._found, OSError):

@@ -99,6 +99,22 @@ def test_a_reader_that_gets_no_processor_time_is_waited_for(
     assert Aside().read("a", said()) == b"at last"
 
 
+def test_a_reader_that_waits_for_another_thread_of_ours_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As all threads wait for the interpreter's lock."""
+    lock = threading.Lock()
+
+    def held_up(_descriptor: int, _most: int) -> bytes:
+        with lock:
+            return b"at last"
+
+    monkeypatch.setattr(aside, "drained", held_up)
+    lock.acquire()
+    threading.Timer(aside.PATIENCE + 0.3, lock.release).start()
+    assert Aside().read("a", said()) == b"at last"
+
+
 def test_who_keeps_many_from_being_read_makes_us_wait_once(pipes: Pipes) -> None:
     made, began = Aside(), time.monotonic()
     for number in range(MOST_STUCK):
