@@ -320,7 +320,7 @@ def test_explain_names_the_policy_or_says_that_there_is_none(town: Town, live: b
         (front6, "tcp/89"): f"{TEAM} lets it in",
         (stranger6, "tcp/89"): "but no policy lets it in: it is dropped",
         (stranger, "udp/53"): "but no policy lets it in: it is dropped",
-        (str(GUEST[Family.IP]), "udp/53"): f"{TEAM} lets it out for some",
+        (str(GUEST[Family.IP]), "udp/53"): f"{TEAM} lets it out to some destinations",
         (
             str(GUEST[Family.IP6]),
             "tcp/80",

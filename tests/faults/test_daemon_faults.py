@@ -229,6 +229,10 @@ class Stepped:
     def known(self) -> Known | None:
         return self._inner.known
 
+    @property
+    def legacy(self) -> bytes:
+        return self._inner.legacy
+
     def surroundings(self) -> Surroundings:
         self._step("surroundings")
         return self._inner.surroundings()

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -73,10 +74,17 @@ def find() -> Assets:
 
 def find_admitter() -> Path:
     """KubeVirt's judge, if it is here."""
-    path = admitter_place() / "admitter"
+    path = admitter_given() or admitter_place() / "admitter"
     if not path.is_file():
         raise Unavailable("needs KubeVirt's admitter, which `make kube-assets` builds")
     return path
+
+
+def admitter_given() -> Path | None:
+    """The one beside the programs that the environment names."""
+    folder = os.environ.get("KUBEBUILDER_ASSETS")
+    path = Path(folder, "admitter").absolute() if folder else None
+    return path if path and path.is_file() else None
 
 
 def given() -> dict[str, Path]:
@@ -114,6 +122,8 @@ def build() -> None:
     names = not_given()
     if names:
         build_once(place(names), lambda workshop: workshop.make(names))
+    if admitter_given():
+        return
     try:
         build_once(admitter_place(), Workshop.make_admitter)
     except Unavailable as problem:
@@ -253,7 +263,10 @@ def main() -> None:
         made = find()
     except Unavailable as problem:
         sys.exit(f"kube-assets: {problem}")
-    for path in (made.apiserver, made.etcd, made.kubectl, admitter_place() / "admitter"):
+    paths = [made.apiserver, made.etcd, made.kubectl]
+    with suppress(Unavailable):  # build() has said why
+        paths.append(find_admitter())
+    for path in paths:
         tell(str(path))
 
 

@@ -206,6 +206,8 @@ def test_programs_that_are_given_are_taken(cluster: Cluster, tmp_path: Path) -> 
         "kube-apiserver": cluster.programs.apiserver,
         "kubectl": cluster.programs.kubectl,
     }
+    (tmp_path / "judge").touch()  # which only has to be there
+    ours["admitter"] = tmp_path / "judge"
     for name, path in ours.items():
         (tmp_path / name).symlink_to(path)
     done = make_assets(tmp_path, KUBEBUILDER_ASSETS=str(tmp_path))
