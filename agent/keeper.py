@@ -341,7 +341,7 @@ class Keeper:
         found = {
             kept.netns: _unapplied(kept)
             for kept in self._kept.values()
-            if kept.urgent or not kept.applied
+            if kept.urgent or not kept.applied or kept.standing.state in UNKNOWN
         }
         if self._unfenced:
             found |= dict.fromkeys(self._kept.keys() or {NODE}, "policies cannot be evaluated")

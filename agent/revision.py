@@ -20,6 +20,7 @@ class Taken(Value, kw_only=True):
 
     sha256: str  # of its text; empty: it could not be read
     namespaces: frozenset[str] | None = frozenset()  # where its rules are; None: anywhere
+    services: frozenset[str] = frozenset()
 
 
 class Revision(Value, kw_only=True):

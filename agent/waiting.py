@@ -35,6 +35,7 @@ class Verdict(Value, kw_only=True):
     revision: int = 0  # that has to be applied for it; 0: it is not taken yet
     waiting: tuple[str, ...] = ()  # what is not applied, and why
     rejected: tuple[str, ...] = ()  # problems of these files, for which they are not applied
+    refused: tuple[str, ...] = ()  # ports of their Services that are not published, and why
     unsupported: str = ""
     namespaces: str = ""
 
@@ -130,7 +131,20 @@ def _files_judged(status: Status, asked: Question) -> Verdict:
     if waiting := (*_blocked(revision, frozenset(others)), *pending):
         return Verdict(revision=revision.wanted, waiting=waiting)
     states = tally(one.state.value for one in standings)
-    return Verdict(done=True, revision=revision.wanted, namespaces=states)
+    refused = tuple(
+        f"{one.owner}: {one.reason}"
+        for standing in standings
+        for one in standing.refused
+        if any(
+            _is_of(one.owner, service) for _, taken in chosen.values() for service in taken.services
+        )
+    )
+    return Verdict(done=True, revision=revision.wanted, refused=refused, namespaces=states)
+
+
+def _is_of(owner: str, service: str) -> bool:
+    """Whether a port, named by its owner, is one of a Service."""
+    return owner == service or owner.startswith(f"{service}/")
 
 
 def _unread(status: Status) -> str:
@@ -175,6 +189,7 @@ def verdict_json(verdict: Verdict, status: Status) -> Json:
         "applied": revision.applied or None,
         "waiting": list(verdict.waiting),
         "rejected": list(verdict.rejected),
+        "refused": list(verdict.refused),
         "unsupported": verdict.unsupported or None,
         "namespaces": verdict.namespaces,
     }

@@ -14,6 +14,7 @@ from agent.sources.files import content, each_once, label
 from rules.problems import Problem, printable
 from rules.words import few
 
+NOT_PUBLISHED = 1
 HOLD = 10.0  # seconds that one request waits: longer, and a daemon that hangs is noticed late
 AGAIN = 0.2  # seconds until a daemon is asked again that had no room
 
@@ -91,7 +92,9 @@ def _told(answer: Json, console: Console) -> int | None:
     if not answer["done"]:
         return None
     console.say(f"Revision {answer['revision']} is applied; namespaces: {answer['namespaces']}.")
-    return OK
+    for line in answer["refused"]:
+        console.warn(f"not published: {printable(line, LONGEST_LINE)}")
+    return NOT_PUBLISHED if answer["refused"] else OK
 
 
 def _late(answer: Json, timeout: float) -> TryAgain:

@@ -295,7 +295,8 @@ class Directory:
 
 def _taken(file: _File) -> Taken:
     sha256 = "" if file.text is None else digest(file.text)
-    return Taken(sha256=sha256, namespaces=_places(file.says.declared))
+    services = frozenset(str(one) for one in file.says.declared if isinstance(one, Service))
+    return Taken(sha256=sha256, namespaces=_places(file.says.declared), services=services)
 
 
 def _places(declared: Iterable[Declared]) -> frozenset[str] | None:

@@ -2,13 +2,13 @@
 manifests, or the API of a cluster."""
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from types import MappingProxyType
 from typing import Protocol
 
 from agent.revision import Taken
 from rules.fences import Laws
-from rules.model import Machine
+from rules.model import NODE, Machine
 from rules.problems import Problem
 from rules.services import Endpoint, Service
 from rules.values import Value
@@ -43,13 +43,13 @@ class Meaning(Value, kw_only=True):
 
 
 def outdated(meaning: Meaning, since: Mapping[str, float]) -> dict[str, tuple[str, float]]:
-    """The namespaces of machines that are served as the last valid version of an invalid manifest
-    declares them, with the reason, and since when; `since` says so of each file."""
+    """The namespaces where the last valid version of an invalid manifest is in use, with the
+    reason, and since when; `since` says so of each file. A policy is in use where it may apply."""
+    held = frozenset(meaning.held)
     files: dict[str, set[str]] = {}
-    for machine in meaning.machines:
-        file = machine.origin.rpartition(":")[0]
-        if file in meaning.held:
-            files.setdefault(machine.netns, set()).add(file)
+    for netns, origin in _places(meaning, held):
+        if (file := _file(origin)) in held:
+            files.setdefault(netns, set()).add(file)
     return {
         netns: (
             f"using the last valid version of {', '.join(few(sorted(names)))}",
@@ -57,6 +57,21 @@ def outdated(meaning: Meaning, since: Mapping[str, float]) -> dict[str, tuple[st
         )
         for netns, names in files.items()
     }
+
+
+def _places(meaning: Meaning, held: Set[str]) -> Iterator[tuple[str, str]]:
+    """Namespaces, each with where a manifest is that is for it."""
+    yield from ((machine.netns, machine.origin) for machine in meaning.machines)
+    yield from ((NODE, service.origin) for service in meaning.services)
+    for policy in meaning.laws.policies:
+        if _file(policy.origin) in held:
+            for machine in meaning.machines:
+                if machine.namespace == policy.namespace:
+                    yield machine.netns, policy.origin
+
+
+def _file(origin: str) -> str:
+    return origin.rpartition(":")[0]
 
 
 class Tiding(enum.Enum):

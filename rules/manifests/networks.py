@@ -114,7 +114,8 @@ def _only_one(fields: Fields, code: str, choices: Iterable[str], usual: str) -> 
     elif empty := [key for key in choices if key in fields.values]:
         what, fix = f"has {empty[0]}: without a value, which is none", f"Write {empty[0]}: {{}}."
     else:
-        what = f"has none of {', '.join(choices)}"
+        offered = [one for one in choices if one not in DISCONTINUED]
+        what = f"has none of {', '.join(offered)}"
         fix = f"Add one of them, such as {usual}: {{}}."
     fields.problem(code, what, fix)
     return None

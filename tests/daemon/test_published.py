@@ -87,6 +87,40 @@ def test_neither_what_is_new_nor_a_stop_waits_for_a_look_at_the_node_that_takes_
         comes_to_publish(lab.node, "a", "b")
 
 
+# --------------------------------------------------------------------------------- what is told
+
+
+def test_the_node_is_outdated_while_the_last_valid_version_of_a_service_is_in_use(
+    node: Node, lab: Net
+) -> None:
+    file = node.save("a.yaml", service("a"))
+    with node.running() as daemon:
+        comes_to_publish(lab.node, "a")
+        node.save("a.yaml", BAD)
+        assert daemon.is_in("outdated", SELF)
+        assert daemon.standing(SELF)["why"] == f"using the last valid version of {file}"
+        assert daemon.metric("namespaces", state="outdated") == 1
+        node.save("a.yaml", service("a"))
+        assert daemon.is_in("in sync", SELF)
+
+
+def test_who_waits_for_a_service_is_told_that_it_is_refused(node: Node, lab: Net) -> None:
+    node.configure(listen="127.0.0.1:9788")
+    file = node.save("a.yaml", service("a", at=30080))
+    words = ("-m", "agent.entry", "wait", "-c", node.config, "-f", file)
+    with node.running():
+        assert "is applied" in run(*entered(node, *words)).stdout
+        nft(lab.node, FOREIGN)
+        node.save("a.yaml", service("a", 443, at=31000))
+        told = run(*entered(node, *words), code=1)
+        assert "not published: Service/" in told.stderr
+        assert "31000" in told.stderr
+
+
+def entered(node: Node, *words: str | Path) -> tuple[str | Path, ...]:
+    return ("nsenter", f"--net=/run/netns/{node.home}", sys.executable, *words)
+
+
 # --------------------------------------------------------------------------------------- the end
 
 

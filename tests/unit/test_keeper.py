@@ -762,6 +762,19 @@ def test_our_own_pid_is_no_culprit() -> None:
     assert (drift.process, drift.pid) == ("", 0)
 
 
+def test_what_is_repaired_later_is_not_applied() -> None:
+    house = House("blue")
+    house.want(vm())
+    for _ in range(REPAIRS.free + 1):
+        house.stirred("blue", flush)
+        house.work()
+        assert house.keeper.unapplied == {}
+    house.stirred("blue", flush)
+    house.work()
+    assert not house.ports("blue")
+    assert "keeps changing our rules" in house.keeper.unapplied["blue"]
+
+
 def test_who_fights_us_waits_longer_and_longer() -> None:
     house = House("blue")
     house.want(vm())

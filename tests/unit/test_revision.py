@@ -5,8 +5,9 @@ import pytest
 from agent.revision import Revision, Revisions, Taken, combined, digest
 from agent.status import Standing, State, Status
 from agent.waiting import Question, judged, question
-from rules.model import NODE
+from rules.model import NODE, Pending
 from rules.problems import Problem
+from rules.values import replace
 
 
 def standing(netns: str, state: State = State.IN_SYNC, why: str = "") -> Standing:
@@ -173,6 +174,18 @@ def test_services_wait_for_the_node() -> None:
     files = {"/etc/m/s.yaml": Taken(sha256=A, namespaces=frozenset({NODE}))}
     revision = Revision(wanted=7, checked=True, files=files, unapplied={NODE: "not checked yet"})
     assert not judged(status(revision, standing(NODE)), of("s.yaml", A)).done
+
+
+def test_ports_of_its_services_that_are_refused_are_told_with_a_file() -> None:
+    own = Taken(sha256=A, namespaces=frozenset({NODE}), services=frozenset({"Service/x/web"}))
+    other = Taken(sha256=B, namespaces=frozenset({NODE}), services=frozenset({"Service/x/we"}))
+    files = {"/etc/m/a.yaml": own, "/etc/m/b.yaml": other}
+    here = standing(NODE, State.CONFLICT, "some")
+    here = replace(here, refused=(Pending("Service/x/web/http", "tcp 80 is taken"),))
+    stands = status(replace(DONE, files=files), here)
+    verdict = judged(stands, of("a.yaml", A))
+    assert (verdict.done, verdict.refused) == (True, ("Service/x/web/http: tcp 80 is taken",))
+    assert judged(stands, of("b.yaml", B)).refused == ()
 
 
 def test_files_cannot_be_asked_about_where_manifests_come_from_an_api_server() -> None:
