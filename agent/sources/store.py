@@ -40,6 +40,7 @@ class Store:
     ) -> None:
         self._directory = Path(directory)
         self._records: dict[str, object] = {}  # as stored by this run
+        self._unwritten: dict[str, object] = {}  # contents of records that could not be written
         self._texts = Path(directory, TEXTS)
         self._names = Path(directory, LEAVING)
         self._node_ports = Path(directory, NODE_PORTS)
@@ -161,19 +162,26 @@ class Store:
             self._warn(f"cannot remove {self._node_ports}: {error.strerror}")
 
     def record(self, name: str) -> object:
-        """The content of a file of its own; None: there is none that can be read."""
+        """The content of a file of its own, also where it could not be written; None: there is none
+        that can be read."""
+        if name in self._unwritten:
+            return self._unwritten[name]
         return self._read(self._directory / name)
 
     def keep_record(self, name: str, content: object) -> None:
         """This is its content; on the disk when this returns."""
         path = self._directory / name
-        if self._records.get(name) != content and self._write(path, content, durable=True):
-            self._records[name] = content
+        if self._records.get(name) == content:
+            return
+        written = self._write(path, content, durable=True)
+        (self._records if written else self._unwritten)[name] = content
+        (self._unwritten if written else self._records).pop(name, None)
 
     def drop_record(self, name: str) -> None:
         """It has none any more."""
         path = self._directory / name
         self._records.pop(name, None)
+        self._unwritten.pop(name, None)
         self._forget(path)
         try:
             path.unlink(missing_ok=True)

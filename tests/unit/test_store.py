@@ -227,3 +227,17 @@ def test_node_ports_that_were_given_before_survive_a_disk_that_is_full(kept: Kep
     in_the_way.rmdir()
     store.keep_node_ports([first, second])
     assert kept.open().node_ports() == [first, second]
+
+
+def test_a_record_that_could_not_be_written_is_known_to_who_wrote_it(kept: Kept) -> None:
+    store = kept.open()
+    store.keep_record("node.json", {"reserved": [1]})
+    in_the_way = kept.folder / "node.json.new"
+    in_the_way.mkdir()
+    store.keep_record("node.json", {"reserved": [1, 2]})
+    assert store.record("node.json") == {"reserved": [1, 2]}
+    in_the_way.rmdir()
+    store.keep_record("node.json", {"reserved": [1]})
+    assert store.record("node.json") == kept.open().record("node.json") == {"reserved": [1]}
+    store.drop_record("node.json")
+    assert store.record("node.json") is None
