@@ -6,14 +6,16 @@ What a condition means for a new flow may be unknown: then an accepting rule doe
 that accepts it, nor a dropping rule as one that drops it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address, ip_network
+from itertools import chain, islice, pairwise
 
 from rules.model import NUMBERS, Address, Chain, Family, Protocol, Rule, Surroundings
 from rules.netlink_rules import DPORT
 from rules.ports import ALL_PORTS, PortRange
 from rules.translations import BOUNDS
-from rules.values import Value
+from rules.values import Value, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     Expression = dict[str, Any]
 
 NEW, DNAT = 8, 32  # ct state and ct status of the flows in question, as bits
+MOST_EDGES = 200  # ports at which flows are parted
 MOST_FLOWS = 64  # that are compared with each filter
 DEEPEST = 32  # jumps
 MOST_STEPS = 20_000  # rules and elements that flows are compared with, at 7 µs each
@@ -97,13 +100,35 @@ def warnings(filters: Iterable[Filter], sent: Iterable[Flow]) -> Iterator[str]:
     what takes too long to compare is not warned of."""
     given, work = list(sent), _Work(MOST_STEPS)
     for one in filters:
-        for flow in given:
+        edges = _edges(one)
+        for flow in chain.from_iterable(_pieces(flow, edges) for flow in given):
             reason = dropped(one, flow, work) if flow.family in one.families else ""
             if work.left < 0:
                 return
             if reason:
                 yield f"{one.where} may drop forwarded flows ({flow}): {reason}; {one.remedy}"
                 break
+
+
+def _edges(one: Filter) -> list[int]:
+    """The ports at which conditions of a filter begin to hold, or end to."""
+    found: set[int] = set()
+    for rule in islice(chain.from_iterable(one.rules.values()), MOST_STEPS):
+        for match in (item["match"] for item in rule if "match" in item):
+            if match["left"] == DPORT and len(found) < MOST_EDGES:
+                spans = filter(None, map(_span, _members(match)[:MOST_EDGES]))
+                found.update(edge for first, last in spans for edge in (first, last + 1))
+    return sorted(found)
+
+
+def _pieces(flow: Flow, edges: Sequence[int]) -> Iterator[Flow]:
+    """The flows in parts of which all ports meet the same conditions."""
+    if flow.ports is None:
+        yield flow
+        return
+    inside = edges[bisect_right(edges, flow.ports.first) : bisect_right(edges, flow.ports.last)]
+    for first, after in pairwise([flow.ports.first, *inside, flow.ports.last + 1]):
+        yield replace(flow, ports=PortRange(first, after - 1))
 
 
 class _Work:
@@ -184,17 +209,22 @@ def _applied(rule: "list[Expression]", flow: Flow) -> tuple[list[tuple[str, str]
 
 def _meets(match: "Any", flow: Flow) -> bool | None:
     """Whether such flows meet a condition; None: some may."""
-    right, op = match["right"], match["op"]
-    members = right["set"] if isinstance(right, dict) and "set" in right else [right]
-    if op in BOUNDS and match["left"] == DPORT:  # so are ranges written
-        members, op = [{"range": BOUNDS[op](right)}], "=="
-    found = [_is(match["left"], one, flow) for one in members]
+    op = "==" if match["op"] in BOUNDS and match["left"] == DPORT else match["op"]
+    found = [_is(match["left"], one, flow) for one in _members(match)]
     met = True if True in found else None if None in found else False
     if op in ("==", "in"):
         return met
     if op == "!=":
         return None if met is None else not met
     return None
+
+
+def _members(match: "Any") -> "list[Any]":
+    """What a condition compares with."""
+    right, op = match["right"], match["op"]
+    if op in BOUNDS and match["left"] == DPORT:  # so are ranges written
+        return [{"range": BOUNDS[op](right)}]
+    return right["set"] if isinstance(right, dict) and "set" in right else [right]
 
 
 def _is(key: "Any", value: "Any", flow: Flow) -> bool | None:
@@ -236,7 +266,17 @@ def _holds_address(value: "Any", address: Address) -> bool | None:
 
 
 def _holds_ports(value: "Any", ports: PortRange) -> bool | None:
-    first, last = value["range"] if isinstance(value, dict) else (value, value)
+    if (span := _span(value)) is None:
+        return None
+    first, last = span
     if first <= ports.first and ports.last <= last:
         return True
     return False if last < ports.first or ports.last < first else None
+
+
+def _span(value: "Any") -> tuple[int, int] | None:
+    """The first and the last port; None: nobody knows."""
+    if value == "*":
+        return ALL_PORTS.first, ALL_PORTS.last
+    first, last = value["range"] if isinstance(value, dict) else (value, value)
+    return None if first is None or last is None else (first, last)

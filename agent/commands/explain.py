@@ -59,7 +59,7 @@ def explain(  # noqa: PLR0913 - the options of the command
         lines = [*_devices(name, kernel)]
         known = sorted(rules[name].rules, key=lambda rule: rule.key)
         lines += explained(known, protocol, port, sender, rules[name].sets)
-        lines += [f"note: {one}" for one in _filtered(name, rules[name], kernel)]
+        lines += [f"note: {one}" for one in _filtered(name, rules[name], protocol, port, kernel)]
         lines += [f"note: {one}" for one in _used(name, protocol, port, kernel)]
         for line in lines:
             console.say(f"  {line}")
@@ -84,11 +84,24 @@ def _devices(netns: str, kernel: Kernel | None) -> Iterator[str]:
         yield f"not ours: {resource} is the device {link}"
 
 
-def _filtered(netns: str, made: Desired, kernel: Kernel | None) -> Iterator[str]:
-    """Filters of others that may drop what is sent on."""
+def _filtered(
+    netns: str, made: Desired, protocol: Protocol, port: int, kernel: Kernel | None
+) -> Iterator[str]:
+    """Filters of others that may drop what is sent on of that port."""
     if kernel is not None:
+        asked = [
+            replace(
+                rule,
+                protocol=protocol,
+                ports=PortRange(port, port),
+                to_port=rule.to_ports and rule.to_ports.first + port - rule.ports.first,
+            )
+            for rule in made.rules
+            if rule.ports is not None and port in rule.ports and rule.protocol is protocol
+        ]
+        asked += [rule for rule in made.rules if rule.ports is None]
         with kernel.opened(netns) as namespace:
-            yield from warnings(namespace.filters(), flows(made.rules, namespace.surroundings()))
+            yield from warnings(namespace.filters(), flows(asked, namespace.surroundings()))
 
 
 def _used(netns: str, protocol: Protocol, port: int, kernel: Kernel | None) -> Iterator[str]:

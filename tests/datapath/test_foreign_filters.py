@@ -76,6 +76,7 @@ CASES = {  # what is there, and whether it drops what we forward
         NATIVE.format("drop", "tcp dport 5000-5999 accept; ct state established accept"),
         False,
     ),
+    "one of the ports dropped": (NATIVE.format("accept", "tcp dport 5004 drop"), True),
     "docker": (iptables(*DOCKER), True),
     "remedied docker": (iptables("-m conntrack --ctstate DNAT -j ACCEPT", *DOCKER), False),
 }
@@ -117,6 +118,17 @@ def test_a_filter_on_the_node_is_warned_of_where_it_drops(
             assert eventually(lambda: not warned()), daemon.standing(SELF)
             if script.startswith("*"):
                 within(lab.node, "iptables-nft", "-S", "FORWARD")
+
+
+def test_explain_warns_of_a_filter_only_for_a_port_that_it_drops(node: Node, lab: Net) -> None:
+    with node.running():
+        comes_to_publish(lab.node, "a")
+        nft(lab.node, NATIVE.format("accept", "tcp dport 5004 drop"))
+        told = [
+            by_hand(lab.node, "explain", "--live", "--netns", SELF, f"tcp/{port}")[1]
+            for port in (30103, 30104)
+        ]
+        assert ["(tcp 5004 to" in one for one in told] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,24 @@ def compared(left: object, op: str, right: object) -> dict[str, Any]:
     return {"match": {"left": left, "op": op, "right": right}}
 
 
+def test_a_filter_that_drops_some_of_the_ports_is_told_with_these() -> None:
+    drop: dict[str, Any] = {"drop": None}
+    for condition, ports in [
+        (compared(DPORT, "==", 50), "50"),
+        (compared(DPORT, "==", {"range": [1, 30]}), "22-30"),
+        (compared(DPORT, ">=", 79), "79-80"),
+        (match(DPORT, 443, 60), "60"),
+        (compared(DPORT, "!=", {"range": [22, 79]}), "80"),
+    ]:
+        [told] = warnings([chains(forward=[[condition, drop]])], [flow()])
+        assert f"(tcp {ports} to 10.0.2.2)" in told
+    for condition in (compared(DPORT, "==", 443), compared(DPORT, "==", {"range": [None, None]})):
+        assert not [*warnings([chains(forward=[[condition, drop]])], [flow()])]
+    accepting = chains(forward=[[compared(DPORT, "==", {"range": [22, 60]}), {"accept": None}]])
+    [told] = warnings([replace(accepting, drops=True)], [flow()])
+    assert "(tcp 61-80 to 10.0.2.2)" in told
+
+
 LEAVES = {"meta": {"key": "oifname"}}
 FAMILY = {"meta": {"key": "nfproto"}}
 
