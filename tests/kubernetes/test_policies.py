@@ -546,12 +546,12 @@ def test_a_policy_that_is_bad_cuts_and_lets_through_as_before_over_a_kill(
             node.daemons.running() as daemon,
         ):
             assert daemon.says("bad manifest", so=so)
-            assert daemon.is_in("in sync", f"pod:{uid}")
+            assert daemon.is_in("outdated", f"pod:{uid}")
             assert label in daemon.status()["last_good"]
             assert cuts_as_before()
             assert asks(flow) == 1500
             daemon.reload()
-            assert daemon.is_in("in sync", f"pod:{uid}")
+            assert daemon.is_in("outdated", f"pod:{uid}")
             assert reached(wired, wired.client, AT, TCP, 1500) == 1500
             assert asks(flow) == 1500
             daemon.kill()

@@ -680,7 +680,7 @@ def test_a_service_that_is_bad_goes_on_over_a_kill_and_is_followed(
         node.daemons.running() as daemon,
     ):
         assert daemon.says("bad manifest", so="the last good meaning of it goes on", times=2)
-        assert standing(daemon, "in sync")
+        assert standing(daemon, "outdated")
         assert daemon.status()["last_good"] == [label]
         assert handles(lab.node) == before
         for protocol in FORWARDED:
