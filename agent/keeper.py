@@ -24,7 +24,7 @@ from agent.node_addresses import NodeAddresses
 from agent.publisher import Publisher
 from agent.reconcile import Outcome, Wish, by_namespace, keep, wish_of, wish_without_laws
 from agent.status import Standing, State, moment
-from agent.teller import Tell, Teller
+from agent.teller import Tell, Teller, unmanaged_owners
 from agent.unmanaged import Unmanaged
 from agent.workqueue import Inline, Work, Workqueue
 from rules.fences import Laws, fenced
@@ -661,6 +661,7 @@ class Keeper:
         if kept.links != outcome.surroundings:
             self._refence = self._reselect = True
         kept.desired, kept.links = desired, outcome.surroundings
+        left = unmanaged_owners(outcome) if self._may_be_claimed(kept) else ()
         kept.sure |= not self._unclaimed_stay or outcome.done.table is Table.CREATE
         kept.proven = Glimpse(
             identity=kept.identity,
@@ -671,7 +672,7 @@ class Keeper:
         )
         if outcome.drift:
             kept.repairs = kept.repairs.struck(self._clock())
-        self._teller.done(kept, outcome, max(0.0, kept.repairs.until - self._clock()))
+        self._teller.done(kept, outcome, left, max(0.0, kept.repairs.until - self._clock()))
 
     def _absent(self, kept: Kept, failure: NoNamespace) -> None:
         self._refence = self._reselect = True

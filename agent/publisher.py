@@ -96,7 +96,7 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
     others = Others() if others is None else others
     rules = list(lives(namespace.observe()).by_rule)
     publications: Sequence[Publication] = selection.publications
-    orphans: list[str] = []
+    orphans: list[Pending] = []
     if met is not None:
         publications, orphans = unclaimed_ends(publications, rules, met)
     known = recalled(bands, stored, rules, [one.service for one in publications], how.addresses)
@@ -129,7 +129,16 @@ def published(  # noqa: PLR0913 - what is to be, what was, and where
         replace(
             desired,
             refused=(*broken, *allotment.refused, *refused, *undeclared, *costly),
-            notes=(*selection.notes, *orphans, *notes, *more, *scattered, *dear, *desired.notes),
+            notes=(
+                *selection.notes,
+                *(f"{one.owner}: {one.reason}" for one in orphans),
+                *notes,
+                *more,
+                *scattered,
+                *dear,
+                *desired.notes,
+            ),
+            orphaned=tuple(one.owner for one in orphans),
         ),
         allotment,
         reservation(kept, node, how, waiting=bool(desired.pending)),

@@ -61,7 +61,7 @@ class Teller:
         elif standing.refused:
             self.stand(kept, State.CONFLICT, _reasons(standing.refused))
         elif standing.unmanaged:
-            self.stand(kept, State.UNMANAGED, unmanaged(standing.unmanaged))
+            self.stand(kept, State.UNMANAGED, unmanaged_reason(kept.netns, standing.unmanaged))
         elif outdated is not None:
             self.stand(kept, State.OUTDATED, *outdated)
         elif standing.pending:
@@ -83,9 +83,11 @@ class Teller:
 
     # --------------------------------------------------------------------- what was done
 
-    def done(self, kept: Kept, outcome: Outcome, next_repair: float) -> None:
-        """A look ended well; where it undid what others did, the next of these may have to wait
-        for so many seconds."""
+    def done(
+        self, kept: Kept, outcome: Outcome, unmanaged: tuple[str, ...], next_repair: float
+    ) -> None:
+        """A look ended well, and left rules of these owners that no valid manifest declares; where
+        it undid what others did, the next of these may have to wait for so many seconds."""
         desired = outcome.desired
         new = set(desired.refused) - set(kept.standing.refused)
         kept.standing = replace(
@@ -95,7 +97,7 @@ class Teller:
             pending=desired.pending,
             refused=desired.refused,
             notes=desired.notes,
-            unmanaged=() if kept.netns == NODE else _unmanaged(outcome),  # its notes tell
+            unmanaged=unmanaged,
         )
         for one in sorted(new, key=str):
             event = "partly published" if one.partly else "not published"
@@ -134,24 +136,24 @@ class Teller:
         self._tell(kept.machines, Tiding.REFUSED, why)
 
 
-def _unmanaged(outcome: Outcome) -> tuple[str, ...]:
-    """The owners of rules that stay because an invalid manifest may declare them."""
+def unmanaged_owners(outcome: Outcome) -> tuple[str, ...]:
+    """The owners of rules that stay because an invalid manifest may declare them, or what they
+    lead to."""
     desired = outcome.desired
-    if not desired.unclaimed_stay:
-        return ()
     known = {one.owner for one in desired.rules} | {one.owner for one in desired.pending}
     left = {
         one.rule.owner
         for one in outcome.live
         if one.rule not in desired.rules and one.rule not in desired.kept
     }
-    return tuple(sorted(left - known))
+    return tuple(sorted((left - known).union(desired.orphaned)))
 
 
-def unmanaged(owners: Sequence[str]) -> str:
-    """Why rules are left alone that nobody declares."""
+def unmanaged_reason(netns: str, owners: Sequence[str] = ()) -> str:
+    """Why rules are left alone that no valid manifest declares."""
     of = f" of {', '.join(few(owners))}" if owners else ""
-    return f"rules{of} are left as they are: no valid manifest declares them"
+    what = "them or their backends" if netns == NODE else "them"
+    return f"rules{of} are left as they are: no valid manifest declares {what}"
 
 
 def _reasons(some: Iterable[Pending]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from agent.errors import Failure
 from agent.kernel.kinds import Kernel
 from agent.status import Standing, State
-from agent.teller import unmanaged
+from agent.teller import unmanaged_reason
 
 SURVEY = 10.0  # seconds between two surveys: rules of unmanaged namespaces send no events
 
@@ -71,6 +71,6 @@ class Unmanaged:
             netns=netns,
             state=State.UNMANAGED,
             since=self._calendar(),
-            why=f"{unmanaged(())}; fix the invalid manifests, or remove the rules with "
+            why=f"{unmanaged_reason(netns)}; fix the invalid manifests, or remove the rules with "
             f"portranger clear --netns {netns}",
         )

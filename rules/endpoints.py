@@ -127,9 +127,9 @@ def _why(face: Face, left: Face) -> str:
 
 def unclaimed(
     publications: Iterable[Publication], live: Iterable[Rule], known: Collection[Address]
-) -> tuple[list[Publication], list[str]]:
+) -> tuple[list[Publication], list[Pending]]:
     """With the endpoints that are live and were never known: a manifest that cannot be read may
-    declare them. And what a person should know of that."""
+    declare them. And the ports that lead to such endpoints."""
     rules = list(live)
     away = {at for rule in rules if rule.detour for at in rule.detour.remote}
     found: dict[str, dict[Address, list[PortRange]]] = {}
@@ -138,7 +138,7 @@ def unclaimed(
         if rule.chain is Chain.PREROUTING and rule.to and targets and rule.to not in known:
             found.setdefault(rule.owner, {}).setdefault(rule.to, []).append(targets)
     made: list[Publication] = []
-    notes: list[str] = []
+    orphaned: list[Pending] = []
     for one in publications:
         ends = []
         for port, some in zip(one.service.ports, one.endpoints, strict=True):
@@ -148,9 +148,9 @@ def unclaimed(
             ends.append((*some, *more))
             if left:
                 which = ", ".join(map(str, left))
-                notes.append(f"{name}: {which} kept: an invalid manifest may declare it")
+                orphaned.append(Pending(name, f"{which} kept: an invalid manifest may declare it"))
         made.append(replace(one, endpoints=tuple(ends)))
-    return made, notes
+    return made, orphaned
 
 
 def _as_live(

@@ -474,3 +474,4 @@ class Desired(Value, kw_only=True):
     refused: tuple[Pending, ...] = ()  # what would take what is somebody else's
     notes: tuple[str, ...] = ()  # what a person should know, and no rule says
     guests: frozenset[Address] = frozenset()  # that some rule is for, even if none names them
+    orphaned: tuple[str, ...] = ()  # owners of rules that lead to what no valid manifest declares

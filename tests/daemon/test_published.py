@@ -217,6 +217,7 @@ def test_a_bad_manifest_keeps_what_it_published(
     with node.running() as daemon:
         assert daemon.status()["problems"]
         assert handles(lab.node) == there
+        assert daemon.is_in("outdated" if forget is forget_nothing else "unmanaged", SELF)
         node.save("c.yaml", service("c"))  # others go on
         node.remove("b.yaml")
         # Where nothing tells what was in the bad file, b may have been, too.
@@ -250,18 +251,46 @@ def test_endpoints_of_an_invalid_manifest_without_a_last_valid_version_stay(
         assert handles(lab.vms[0].pod) == inner
         kept = f"{lab.vms[0].address}, {lab.vms[0].address6} kept: an invalid manifest may"
         assert any(kept in note for note in daemon.standing(SELF)["notes"])
+        assert daemon.is_in("unmanaged", SELF)
+        assert daemon.standing(SELF)["why"] == (
+            f"rules of {owner('a')} are left as they are: "
+            "no valid manifest declares them or their backends"
+        )
+        assert daemon.metric("namespaces", state="unmanaged") >= 1
         node.save("b.yaml", service("b", 80))  # nobody knows what is behind it
         node.save("a.yaml", service("a", 5000, count=5, more="sessionAffinity: None"))
         assert eventually(lambda: "nothing is behind it yet" in str(daemon.standing(SELF)["notes"]))
         assert handles(lab.node) == there
         node.save("vm.yaml", good)
         comes_to_publish(lab.node, "a", "b")
+        assert daemon.is_in("in sync", SELF)
         assert there <= handles(lab.node)
         node.remove("vm.yaml")
         assert eventually(lambda: not given(lab.node))
 
 
 # ---------------------------------------------------------------------------------------- by hand
+
+
+@pytest.mark.parametrize("forget", FORGETTING[1:])
+def test_a_node_whose_only_service_is_invalid_and_forgotten_is_unmanaged(
+    node: Node, lab: Net, forget: Callable[[Node], None]
+) -> None:
+    node.save("a.yaml", service("a"))
+    with node.running():
+        comes_to_publish(lab.node, "a")
+        there = handles(lab.node)
+    forget(node)
+    node.save("a.yaml", BAD)
+    with node.running() as daemon:
+        # Without any state nothing tells that it is the node's: it is found by its name.
+        place = lab.node if forget is forget_everything else SELF
+        assert daemon.is_in("unmanaged", place), daemon.status()
+        assert "no valid manifest declares them" in daemon.standing(place)["why"]
+        assert handles(lab.node) == there
+        node.save("a.yaml", service("a"))
+        assert daemon.is_in("in sync", SELF)
+        assert handles(lab.node) == there
 
 
 def test_a_daemon_without_services_leaves_the_node_alone(node: Node, lab: Net) -> None:
