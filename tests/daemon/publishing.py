@@ -15,7 +15,6 @@ from tests.nodes import Net, net, service_manifest, vm_manifest
 from tests.spaces import NFTABLES, eventually, nft, observed, run, within
 
 SELF = "node:self"
-PATIENCE = 20.0  # seconds for what takes a few tenths
 PORTS = "80,443,5000-5999,5000-5999/udp,30100"
 RESERVED, RANDOM = "net.ipv4.ip_local_reserved_ports", "net.ipv4.ip_local_port_range"
 
@@ -104,10 +103,17 @@ def spots(netns: str) -> set[Spot]:
     }
 
 
-def comes_to_publish(netns: str, *names: str, seconds: float = PATIENCE) -> dict[str, PortRange]:
-    """The ports of these Services, once these and no others are published."""
-    assert eventually(lambda: given(netns).keys() == set(names), seconds), given(netns)
-    return given(netns)
+def published(daemon: Running) -> dict[str, PortRange]:
+    """The ports that the kernel publishes, once the manifests of the daemon are applied."""
+    assert daemon.applied(), daemon.waited()["waiting"]
+    return given(daemon.home)
+
+
+def publishes(daemon: Running, *names: str) -> dict[str, PortRange]:
+    """The ports of these Services: they, and no others, are published with the manifests."""
+    found = published(daemon)
+    assert found.keys() == set(names), refusals(daemon)
+    return found
 
 
 def refusals(daemon: Running) -> dict[str, str]:
@@ -116,8 +122,17 @@ def refusals(daemon: Running) -> dict[str, str]:
     return {one["owner"].split("/")[2]: one["reason"] for one in told}
 
 
+def refuses(daemon: Running, *names: str) -> dict[str, str]:
+    """Why these are not published, once the manifests of the daemon are applied."""
+    assert daemon.applied(), daemon.waited()["waiting"]
+    found = refusals(daemon)
+    assert found.keys() == set(names), found
+    return found
+
+
 def comes_to_refuse(daemon: Running, *names: str) -> dict[str, str]:
-    assert eventually(lambda: refusals(daemon).keys() == set(names), PATIENCE), refusals(daemon)
+    """The same, where something else than manifests has changed."""
+    assert eventually(lambda: refusals(daemon).keys() == set(names)), refusals(daemon)
     return refusals(daemon)
 
 

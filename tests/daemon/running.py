@@ -64,7 +64,10 @@ class Process(Protocol):
 class Running:
     """One run of the daemon."""
 
-    def __init__(self, process: Process, home: str, log: Path, manifests: Path) -> None:
+    def __init__(
+        self, process: Process, home: str, log: Path, manifests: Callable[[], Path]
+    ) -> None:
+        """`manifests`: the directory that its configuration names now."""
         self.process, self.home, self.log, self.manifests = process, home, log, manifests
 
     @property
@@ -108,7 +111,7 @@ class Running:
         return int(self.said("listening")[-1]["port"])
 
     def get(self, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2 * PATIENCE)
         try:
             with opened(self.home) as descriptor, inside(descriptor, self.home):
                 connection.connect()
@@ -118,31 +121,45 @@ class Running:
         finally:
             connection.close()
 
-    def waited(self, **query: object) -> Json:
+    def waited(self, *query: tuple[str, object]) -> Json:
         """What it answers at /wait."""
         code, body = self.get(f"/wait?{urlencode(query)}")
         assert code == http.client.OK, body
         return dict(json.loads(body))
 
-    def applied(self, seconds: float = PATIENCE) -> bool:
+    def applied(self, *names: str) -> bool:
         """Whether what its manifests say now comes to be in the kernel, with flows flushed, in
-        every namespace that exists. A manifest that it rejects counts as read."""
-        texts = {name: content(name) for name in each_once([str(self.manifests)])}
-        pairs = [
-            (label(name).rpartition("/")[2], digest(text) if isinstance(text, str) else "")
+        every namespace that exists; a manifest that it rejects counts as read. With names: whether
+        those do, whatever becomes of others."""
+        folder = str(self.manifests())
+        texts = {name: content(name) for name in each_once([folder])}
+        pairs = {
+            label(name).rpartition("/")[2]: digest(text) if isinstance(text, str) else ""
             for name, text in texts.items()
-        ]
+        }
+        files = [("file", f"{name}:{pairs[name]}") for name in names]
+        if files:
+            return bool(self.waited(*files, ("timeout", PATIENCE))["done"])
 
         def read() -> bool:
-            answer = self.waited(directory=combined(pairs))
+            answer = self.waited(("directory", combined(pairs.items())))
             return bool(answer["revision"] or answer["rejected"])
 
-        return eventually(read, seconds) and bool(self.waited(timeout=seconds)["done"])
+        return eventually(read) and bool(self.waited(("timeout", PATIENCE))["done"])
+
+    def forwarded(self, netns: str, *families: Family) -> set[str]:
+        """What the kernel forwards, once what its manifests say now is applied."""
+        assert self.applied(), self.waited()["waiting"]
+        return forwarded(netns, *families)
 
     def status(self) -> Json:
         code, body = self.get("/status")
         assert code == http.client.OK
         return dict(json.loads(body))
+
+    def shows(self, true: Callable[[Json], object]) -> bool:
+        """Whether its status comes to be so: for what no revision tells."""
+        return eventually(lambda: bool(true(self.status())))
 
     def standing(self, netns: str) -> Json:
         """How it thinks that a namespace stands; nothing, where it knows none of that name."""
@@ -268,6 +285,10 @@ class Node:
         lines = (f"{key} = {json.dumps(value)}\n" for key, value in self._settings.items())
         self.config.write_text("".join(lines))
 
+    def source(self) -> Path:
+        """The directory of manifests, as it is configured now."""
+        return Path(str(self._settings["manifests"]))
+
     def save(self, name: str, text: str) -> Path:
         """As editors do that never leave half a file."""
         path = self.manifests / name
@@ -305,7 +326,7 @@ class Node:
                 cwd=ROOT,
                 env={**os.environ, **(environment or {})},
             )
-        return Running(process, self.home, log, self.manifests)
+        return Running(process, self.home, log, self.source)
 
     @contextmanager
     def stem(self) -> Iterator[Callable[[], Running]]:
@@ -329,7 +350,7 @@ class Node:
             log.touch()
             asks.write(f"{log}\n")
             asks.flush()
-            return Running(Copy(int(answers.readline())), self.home, log, self.manifests)
+            return Running(Copy(int(answers.readline())), self.home, log, self.source)
 
         try:
             yield start

@@ -16,19 +16,19 @@ import pytest
 from rules.model import Family, Protocol
 from rules.ports import PortRange
 from tests.daemon.publishing import (
-    PATIENCE,
     RANDOM,
     RESERVED,
     SELF,
     Spot,
     by_hand,
-    comes_to_publish,
     comes_to_refuse,
     given,
     owner,
     planned,
+    publishes,
     publishing,
     refusals,
+    refuses,
     service,
     set_sysctl,
     spots,
@@ -39,7 +39,6 @@ from tests.nodes import KINDS, NODE4, NODE6, Net, answering, asked, socket_in
 from tests.spaces import eventually, legacy, nft, within
 
 TCP, UDP = Protocol.TCP, Protocol.UDP
-TIMED = 12.0  # seconds until who was refused is looked at again, and a little
 
 
 @pytest.fixture
@@ -115,7 +114,7 @@ def test_who_listens_on_the_node_keeps_its_port(node: Node, lab: Net) -> None:
             assert all(words in one and f" {port}" in one for one in told), told
         with node.running() as daemon:
             assert spots(lab.node) == everything - met.keys()
-            reasons = comes_to_refuse(daemon, *{name for name, _, _ in met})
+            reasons = refuses(daemon, *{name for name, _, _ in met})
             for (name, _, _), words in met.items():
                 assert words in reasons[name]
                 assert "is left out" in reasons[name]
@@ -123,8 +122,8 @@ def test_who_listens_on_the_node_keeps_its_port(node: Node, lab: Net) -> None:
                 assert any(words in one["why"] for one in said), said
             assert daemon.standing(SELF)["state"] == "conflict"
             sockets.close()
-            assert eventually(lambda: spots(lab.node) == everything, TIMED)
-            assert daemon.is_in("in sync", SELF)
+            assert daemon.is_in("in sync", SELF)  # after a timed look
+            assert spots(lab.node) == everything
             assert not refusals(daemon)
     assert published_in_plan(node) == (0, set(), [])
 
@@ -202,7 +201,7 @@ def test_what_others_translate_is_left_to_them(node: Node, lab: Net) -> None:
         assert (code, found) == (1, left)
         with node.running() as daemon:
             assert spots(lab.node) == left
-            reasons = comes_to_refuse(daemon, *(f"at{port}" for port in STRANGERS))
+            reasons = refuses(daemon, *(f"at{port}" for port in STRANGERS))
             for port, where in STRANGERS.items():
                 words = f"tcp {port} is left out: {where}"
                 assert words in reasons[f"at{port}"]
@@ -213,8 +212,8 @@ def test_what_others_translate_is_left_to_them(node: Node, lab: Net) -> None:
             assert others[0].strip() == before.strip()
             nft(lab.node, "delete table ip mine")
             plain = next(iter(STRANGERS))
-            assert eventually(lambda: (f"at{plain}", "ip", plain) in spots(lab.node), TIMED)
             comes_to_refuse(daemon, *(f"at{port}" for port in STRANGERS if port != plain))
+            assert (f"at{plain}", "ip", plain) in spots(lab.node)
 
 
 def test_nobody_is_moved_onto_what_others_translate(node: Node, lab: Net) -> None:
@@ -225,14 +224,14 @@ def test_nobody_is_moved_onto_what_others_translate(node: Node, lab: Net) -> Non
     node.save("grow.yaml", service("grow", 5000, count=4, at=30296))
     node.save("ext.yaml", service("ext", 443))
     with strangers(lab.node), node.running() as daemon:
-        comes_to_publish(lab.node, "wish", "grow", "ext")
+        publishes(daemon, "wish", "grow", "ext")
         nft(lab.node, MINE.format(443).replace("ip mine", "ip more"))
         node.save("wish.yaml", service("wish", at=30310))
-        assert "translates tcp 30310" in comes_to_refuse(daemon, "wish")["wish"]
+        assert "translates tcp 30310" in refuses(daemon, "wish")["wish"]
         node.save("grow.yaml", service("grow", 5000, count=5, at=30296))
-        assert "translates tcp 30300" in comes_to_refuse(daemon, "grow", "wish")["grow"]
+        assert "translates tcp 30300" in refuses(daemon, "grow", "wish")["grow"]
         node.save("ext.yaml", service("ext", 443, more="externalIPs: [203.0.113.7]"))
-        why = comes_to_refuse(daemon, "ext", "grow", "wish")["ext"]
+        why = refuses(daemon, "ext", "grow", "wish")["ext"]
         assert "tcp 443 at 203.0.113.7 cannot be published: table ip more" in why
 
 
@@ -254,16 +253,16 @@ def test_a_host_port_that_appears_in_a_published_range_gets_its_port(node: Node,
     every = {("t", family.value, port) for family in Family for port in range(30100, 30110)}
     served = answering(lab.vms[0].guest, "guest", [(TCP, port) for port in range(5000, 5010)])
     with node.running() as daemon, served, answering(lab.node, "pod", [(TCP, 8080)]):
-        comes_to_publish(lab.node, "t")
+        publishes(daemon, "t")
         assert asked(lab.client, TCP, NODE4, 30104).startswith("guest 5004 ")
         within(lab.node, "iptables-nft-restore", "--noflush", stdin=HOST_PORT)
-        assert eventually(lambda: spots(lab.node) == every - {("t", "ip", 30104)}, PATIENCE)
+        why = "tcp 30104 is left out: table ip nat, chain CNI-DN-x translates tcp 30104"
+        assert comes_to_refuse(daemon, "t") == {"t": why}
+        assert spots(lab.node) == every - {("t", "ip", 30104)}
         assert asked(lab.client, TCP, NODE4, 30104).startswith("pod 8080 ")
         for port in (30103, 30105):
             assert asked(lab.client, TCP, NODE4, port).startswith(f"guest {port - 25100} ")
-        why = "tcp 30104 is left out: table ip nat, chain CNI-DN-x translates tcp 30104"
-        assert comes_to_refuse(daemon, "t") == {"t": why}
-        assert eventually(lambda: bool(daemon.said("partly published", what=owner("t"), why=why)))
+        assert daemon.said("partly published", what=owner("t"), why=why)
         left = "is not forwarded: it is left out of tcp 30100-30109 of Service/default/t/p"
         _, said, _ = by_hand(lab.node, "explain", "--live", "--netns", SELF, "tcp/30104")
         assert f"  IPv4 tcp/30104 to the node: {left}" in said
@@ -271,10 +270,10 @@ def test_a_host_port_that_appears_in_a_published_range_gets_its_port(node: Node,
         code, _, told = by_hand(lab.node, "plan", "-f", node.manifests)
         assert code == 1
         assert f"portranger: {owner('t')} is partly published: {why}" in told
-        assert daemon.is_in("conflict", SELF)
+        assert daemon.standing(SELF)["state"] == "conflict"
         within(lab.node, "iptables-nft", "-t", "nat", "-F", "CNI-DN-x")
-        assert eventually(lambda: spots(lab.node) == every, PATIENCE)
-        assert eventually(lambda: daemon.is_in("in sync", SELF))
+        assert daemon.is_in("in sync", SELF)
+        assert spots(lab.node) == every
         assert asked(lab.client, TCP, NODE4, 30104).startswith("guest 5004 ")
 
 
@@ -285,11 +284,11 @@ def test_a_legacy_rule_that_appears_in_a_published_range_gets_its_port(
     legacy(lab.node, "-A PREROUTING -p tcp --dport 1 -j REDIRECT", families=[Family.IP])
     node.save("t.yaml", service("t", 5000, count=10, at=30100))
     with node.running() as daemon:
-        comes_to_publish(lab.node, "t")
+        publishes(daemon, "t")
         legacy(lab.node, "-A PREROUTING -p tcp --dport 30104 -j REDIRECT", families=[Family.IP])
-        assert eventually(lambda: ("t", "ip", 30104) not in spots(lab.node), TIMED)
-        assert ("t", "ip", 30105) in spots(lab.node)
         assert "legacy table ip nat" in comes_to_refuse(daemon, "t")["t"]
+        assert ("t", "ip", 30104) not in spots(lab.node)
+        assert ("t", "ip", 30105) in spots(lab.node)
 
 
 def test_nobody_is_given_what_is_in_use(node: Node, lab: Net) -> None:
@@ -313,10 +312,10 @@ def test_nobody_is_given_what_is_in_use(node: Node, lab: Net) -> None:
         with node.running() as daemon:
             for number in range(3):
                 node.save(f"{number}.yaml", service(f"s{number}"))
-                comes_to_publish(lab.node, *(f"s{one}" for one in range(number + 1)))
+                publishes(daemon, *(f"s{one}" for one in range(number + 1)))
             assert {ports.first for ports in given(lab.node).values()} == free
             node.save("more.yaml", service("more"))
-            assert "no node port is free" in comes_to_refuse(daemon, "more")["more"]
+            assert "no node port is free" in refuses(daemon, "more")["more"]
 
 
 def test_what_another_service_holds_is_refused_with_its_name(node: Node, lab: Net) -> None:
@@ -330,13 +329,13 @@ def test_what_another_service_holds_is_refused_with_its_name(node: Node, lab: Ne
             service(name, first, count=5 if first == 5000 else 1, at=at, kind=kind, more=more),
         )
     with node.running() as daemon:
-        before = comes_to_publish(lab.node, "x", "y", "z")
+        before = publishes(daemon, "x", "y", "z")
         at_node, there = f"externalIPs: [{NODE4}]", "externalIPs: [203.0.113.7]"
         node.save("a.yaml", service("a", 30100, kind="ClusterIP", more=at_node))
         node.save("b.yaml", service("b", 5004, kind="ClusterIP", more=there))
         node.save("c.yaml", service("c", at=30200))
         node.save("d.yaml", service("d", 5005, kind="ClusterIP", more=there))  # right beside
-        reasons = comes_to_refuse(daemon, "a", "b", "c")
+        reasons = refuses(daemon, "a", "b", "c")
         assert reasons["a"] == f"tcp 30100 at {NODE4} is held by {owner('z')} (tcp 30100)"
         assert f"is held by {owner('x')} (tcp 5000-5004 at 203.0.113.7)" in reasons["b"]
         assert "is held by Service/default/y" in reasons["c"]
@@ -346,8 +345,8 @@ def test_what_another_service_holds_is_refused_with_its_name(node: Node, lab: Ne
         assert f"{owner('a')} is refused: {reasons['a']}" in problems
         for name in "xyz":
             node.remove(f"{name}.yaml")
-        comes_to_publish(lab.node, *"abcd")
-        assert daemon.is_in("in sync", SELF)
+        publishes(daemon, *"abcd")
+        assert daemon.standing(SELF)["state"] == "in sync"
 
 
 def test_ports_that_programs_get_at_random_are_a_warning(node: Node, lab: Net) -> None:
@@ -359,7 +358,7 @@ def test_ports_that_programs_get_at_random_are_a_warning(node: Node, lab: Net) -
     assert f"note in namespace {SELF}: {words}" in said
     assert owner("b") + ":" not in said
     with node.running() as daemon:
-        comes_to_publish(lab.node, "a", "b")
+        publishes(daemon, "a", "b")
         standing = daemon.standing(SELF)
         assert standing["state"] == "in sync"
         assert [one for one in standing["notes"] if one.startswith(words)]
@@ -372,7 +371,7 @@ def test_ports_that_are_reserved_are_nobodys_at_random(node: Node, lab: Net) -> 
     node.configure(**{"node_ports.reserve": True})
     node.save("a.yaml", service("a", 5000, count=60, at=30100))
     with node.running() as daemon:
-        comes_to_publish(lab.node, "a")
+        publishes(daemon, "a")
 
         def reserved() -> str:
             return within(lab.node, "sysctl", "-n", RESERVED).strip()
@@ -380,7 +379,7 @@ def test_ports_that_are_reserved_are_nobodys_at_random(node: Node, lab: Net) -> 
         assert reserved() == "8080,30100-30159,30500-30510"
         assert "meets" not in str(daemon.standing(SELF)["notes"])
         node.save("b.yaml", service("b", at=30160))
-        comes_to_publish(lab.node, "a", "b")
+        publishes(daemon, "a", "b")
         assert reserved() == "8080,30100-30160,30500-30510"
         assert daemon.standing(SELF)["state"] == "in sync"
         daemon.reload()
@@ -410,22 +409,24 @@ def test_reserved_ports_are_released_and_what_others_reserved_stays(
 
     left = "8080,30100-30105,30500-30510" if end == "range" else "8080,30105,30500-30510"
     with node.running() as daemon:
-        comes_to_publish(lab.node, "a")
+        publishes(daemon, "a")
         assert reserved() == "8080,30100-30159,30500-30510"
         if not restarted:
             change()
             daemon.reload()
-            assert eventually(lambda: reserved() == left), reserved()
+            assert daemon.applied()
+            assert reserved() == left
     if restarted:
         change()
-        with node.running():
-            assert eventually(lambda: reserved() == left), reserved()
+        with node.running() as daemon:
+            assert daemon.applied()
+            assert reserved() == left
 
 
 def test_who_comes_to_listen_later_takes_nothing_away(node: Node, lab: Net) -> None:
     node.save("a.yaml", service("a", 443, at=30100))
     with node.running() as daemon:
-        comes_to_publish(lab.node, "a")
+        publishes(daemon, "a")
         with listening(lab.node, "0.0.0.0", 30100) as words:
             daemon.reload()
             standing = daemon.standing(SELF)
@@ -442,7 +443,7 @@ def test_what_listens_later_is_seen_at_the_next_resync(node: Node, lab: Net) -> 
     node.configure(resync_seconds=1)
     node.save("a.yaml", service("a", 443, at=30100))
     with node.running() as daemon:
-        comes_to_publish(lab.node, "a")
+        publishes(daemon, "a")
         with listening(lab.node, "0.0.0.0", 30100) as words:
             assert eventually(lambda: words in str(daemon.standing(SELF)["notes"]))
         assert eventually(lambda: words not in str(daemon.standing(SELF)["notes"]))

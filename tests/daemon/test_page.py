@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.browser import Browser, browsing
-from tests.daemon.publishing import comes_to_publish, publishing, service, wired
-from tests.daemon.running import PATIENCE, Node, Running, comes_to_forward
+from tests.daemon.publishing import publishes, publishing, service, wired
+from tests.daemon.running import PATIENCE, Node, Running
 from tests.nodes import Net, vm_manifest
 from tests.spaces import eventually
 
-EVERY = 4.0  # seconds, page.js: PERIOD
-SOON = 3 * EVERY
 ELSEWHERE = "chrome://"  # what the browser says of pages of its own
 HOSTILE = "/nowhere/</script><svg/onload=hacked()>\"'&<b>😀" + "n" * 100
 
@@ -99,8 +97,7 @@ def test_ranges_and_bands_are_drawn_where_they_are_on_every_screen(
     node.save("a.yaml", service("a", 5000, count=100, protocol="UDP", at=30001))
     node.save("b.yaml", service("b", 5200, count=500))
     with node.running() as daemon:
-        given = comes_to_publish(node.home, "a", "b")
-        assert daemon.is_in("in sync", lab.vms[0].pod)
+        given = publishes(daemon, "a", "b")
         opened(browser, daemon)
         pod, static, dynamic = row(browser, lab.vms[0].pod), "#band-static", "#band-dynamic"
         for width, dark in ((1400, False), (360, False), (1400, True)):
@@ -138,7 +135,7 @@ def test_many_ports_between_free_ones_are_hatched_under_the_policy_of_the_page(
     many = range(1000, 21000, 60)
     node.save("vm.yaml", vm_manifest(lab.vms[0], ",".join(map(str, [*many, "40000-50000"]))))
     with node.running() as daemon:
-        assert daemon.is_in("in sync", lab.vms[0].pod)
+        assert daemon.applied()
         assert len(daemon.standing(lab.vms[0].pod)["ranges"]) >= len(many)
         opened(browser, daemon)
         pod = row(browser, lab.vms[0].pod)
@@ -172,10 +169,10 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(
     node.save("away.yaml", away.replace(lab.vms[0].pod, f"'{quoted}'"))
     with node.running() as daemon:
         pod = lab.vms[0].pod
-        assert daemon.is_in("in sync", pod)
+        assert daemon.applied()
         words = ("ip", "netns", "exec", pod, str(stranger), "flush", "ruleset")
         subprocess.run(words, check=True, timeout=PATIENCE)
-        assert eventually(lambda: bool(daemon.standing(pod)["last_drift"]), PATIENCE)
+        assert eventually(lambda: bool(daemon.standing(pod)["last_drift"]))
         opened(browser, daemon)
         text = browser.text()
         assert "Drift" in browser.text(row(browser, pod))
@@ -194,7 +191,7 @@ def test_what_happens_meanwhile_is_shown_and_what_is_read_stays_as_it_is(
     lab: Net, node: Node, browser: Browser
 ) -> None:
     with node.running() as daemon:
-        assert daemon.is_in("in sync", lab.vms[0].pod)
+        assert daemon.applied()
         opened(browser, daemon)
         article = row(browser, lab.vms[0].pod)
         browser.run(
@@ -211,8 +208,8 @@ def test_what_happens_meanwhile_is_shown_and_what_is_read_stays_as_it_is(
         )
         node.save("vm.yaml", vm_manifest(lab.vms[0], "7000-7999"))
         node.save("other.yaml", vm_manifest(lab.vms[0], "x").replace("vm1", "vm2"))
-        assert comes_to_forward(lab.vms[0].pod, "tcp 7000-7999")
-        assert eventually(lambda: set(bars(browser, article)) == {"tcp 7000-7999"}, SOON)
+        assert daemon.forwarded(lab.vms[0].pod) == {"tcp 7000-7999"}
+        assert eventually(lambda: set(bars(browser, article)) == {"tcp 7000-7999"})
         assert browser.run(
             """
             const now = document.querySelector(arguments[0]);
@@ -226,7 +223,8 @@ def test_what_happens_meanwhile_is_shown_and_what_is_read_stays_as_it_is(
         assert "7000-7999" in browser.text(f"{article} tbody")
         assert "other.yaml" in browser.text("#attention")
         node.remove("other.yaml")
-        assert eventually(lambda: not daemon.status()["problems"], PATIENCE)
+        assert daemon.applied()
+        assert not daemon.status()["problems"]
         look_again(browser)
         assert eventually(lambda: browser.text("#attention") == "")
         assert browser.run("return document.querySelector(arguments[0]) === before", article)
@@ -242,7 +240,7 @@ def test_what_happens_meanwhile_is_shown_and_what_is_read_stays_as_it_is(
     assert "7000-7999" in browser.text(f"{article} tbody")
     with node.running():
         look_again(browser)
-        assert eventually(lambda: "has not answered" not in browser.text(), SOON)
+        assert eventually(lambda: "has not answered" not in browser.text())
         assert browser.run("return document.title").startswith("Ready · ")
         assert icon(browser) == colour
         assert browser.text("#health") == "Ready"
@@ -251,8 +249,7 @@ def test_what_happens_meanwhile_is_shown_and_what_is_read_stays_as_it_is(
 def test_without_scripts_all_of_it_is_there(lab: Net, node: Node, browser: Browser) -> None:
     node.save("a.yaml", service("a", 80, at=30001))
     with node.running() as daemon:
-        comes_to_publish(node.home, "a")
-        assert daemon.is_in("in sync", lab.vms[0].pod)
+        publishes(daemon, "a")
         browser.allow_scripts(False)
         try:
             opened(browser, daemon)

@@ -16,22 +16,22 @@ import pytest
 
 from rules.ports import PortRange
 from tests.daemon.publishing import (
-    PATIENCE,
     SELF,
     by_hand,
-    comes_to_publish,
-    comes_to_refuse,
     given,
     owner,
     planned,
+    published,
+    publishes,
     publishing,
+    refuses,
     service,
     wired,
     written,
 )
-from tests.daemon.running import Node, Running, comes_to_forward, handles
+from tests.daemon.running import Node, Running, forwarded, handles
 from tests.nodes import Net, vm_manifest
-from tests.spaces import eventually, nft, run, within
+from tests.spaces import nft, run, within
 
 TABLE = "table inet portranger"
 BAD = service("a").replace("port: 80", "port: 80000")
@@ -74,17 +74,18 @@ def test_neither_what_is_new_nor_a_stop_waits_for_a_look_at_the_node_that_takes_
     nft(lab.node, FOREIGN)
     node.save("a.yaml", service("a", at=30080))
     with node.running() as daemon:
-        comes_to_publish(lab.node, "a")
+        publishes(daemon, "a")
         [reader] = readers(daemon)
         os.kill(reader, signal.SIGSTOP)
         nft(lab.node, "add rule ip theirs pre tcp dport 31001 dnat to 10.0.0.1")
         node.save("b.yaml", service("b", 443, at=30443))  # whose port others may translate
         node.save("vm.yaml", vm_manifest(lab.vms[0], "80,443,7000"))
-        assert comes_to_forward(lab.vms[0].pod, "tcp 80", "tcp 443", "tcp 7000", seconds=PATIENCE)
+        assert daemon.applied("vm.yaml")
+        assert forwarded(lab.vms[0].pod) == {"tcp 80", "tcp 443", "tcp 7000"}
         assert given(lab.node).keys() == {"a"}
         daemon.stop()
     with node.running() as daemon:
-        comes_to_publish(lab.node, "a", "b")
+        publishes(daemon, "a", "b")
 
 
 # --------------------------------------------------------------------------------- what is told
@@ -95,13 +96,15 @@ def test_the_node_is_outdated_while_the_last_valid_version_of_a_service_is_in_us
 ) -> None:
     file = node.save("a.yaml", service("a"))
     with node.running() as daemon:
-        comes_to_publish(lab.node, "a")
+        publishes(daemon, "a")
         node.save("a.yaml", BAD)
-        assert daemon.is_in("outdated", SELF)
+        assert daemon.applied()
+        assert daemon.standing(SELF)["state"] == "outdated"
         assert daemon.standing(SELF)["why"] == f"using the last valid version of {file}"
         assert daemon.metric("namespaces", state="outdated") == 1
         node.save("a.yaml", service("a"))
-        assert daemon.is_in("in sync", SELF)
+        assert daemon.applied()
+        assert daemon.standing(SELF)["state"] == "in sync"
 
 
 def test_who_waits_for_a_service_is_told_that_it_is_refused(node: Node, lab: Net) -> None:
@@ -128,18 +131,19 @@ def test_what_is_published_goes_with_the_last_manifest(node: Node, lab: Net) -> 
     node.save("a.yaml", service("a"))
     node.save("b.yaml", service("b", 5000, count=5))
     with node.running() as daemon:
-        comes_to_publish(lab.node, "a", "b")
+        publishes(daemon, "a", "b")
         guest = handles(lab.vms[0].pod)
         node.remove("a.yaml")
-        comes_to_publish(lab.node, "b")
+        publishes(daemon, "b")
         node.remove("b.yaml")
-        assert eventually(lambda: is_clear(lab.node))
-        assert eventually(lambda: not daemon.standing(SELF))
+        assert daemon.applied()
+        assert is_clear(lab.node)
+        assert not daemon.standing(SELF)
         assert not (node.state / "node-ports.json").exists()
         assert handles(lab.vms[0].pod) == guest
         node.save("a.yaml", service("a"))
-        comes_to_publish(lab.node, "a")
-        assert daemon.is_in("in sync", SELF)
+        publishes(daemon, "a")
+        assert daemon.standing(SELF)["state"] == "in sync"
 
 
 @pytest.mark.parametrize("end", [Running.stop, Running.kill])
@@ -148,7 +152,7 @@ def test_what_is_published_outlives_the_daemon_and_goes_at_its_next_start(
 ) -> None:
     node.save("a.yaml", service("a"))
     with node.running() as daemon:
-        comes_to_publish(lab.node, "a")
+        publishes(daemon, "a")
         before = handles(lab.node)
         end(daemon)
     assert handles(lab.node) == before
@@ -183,8 +187,8 @@ def test_a_directory_that_cannot_be_read_changes_nothing(
     node: Node, lab: Net, forget: Callable[[Node], None]
 ) -> None:
     node.save("a.yaml", service("a", 5000, count=5))
-    with node.running():
-        before = comes_to_publish(lab.node, "a")
+    with node.running() as daemon:
+        before = publishes(daemon, "a")
         there = handles(lab.node)
     forget(node)
     away = node.manifests.rename(node.folder / "away")
@@ -193,12 +197,14 @@ def test_a_directory_that_cannot_be_read_changes_nothing(
         daemon.reload()
         assert handles(lab.node) == there
         away.rename(node.manifests)
-        assert eventually(lambda: not daemon.status()["unreadable"])
-        assert daemon.is_in("in sync", SELF)
+        assert daemon.shows(lambda status: not status["unreadable"])
+        assert daemon.applied()
+        assert daemon.standing(SELF)["state"] == "in sync"
         assert handles(lab.node) == there
         assert written(node) == before
-        (node.manifests / "a.yaml").unlink()
-        assert eventually(lambda: is_clear(lab.node))
+        node.remove("a.yaml")
+        assert daemon.applied()
+        assert is_clear(lab.node)
 
 
 @pytest.mark.parametrize("forget", FORGETTING)
@@ -208,10 +214,11 @@ def test_a_bad_manifest_keeps_what_it_published(
     node.save("a.yaml", service("a", at=30100))
     node.save("b.yaml", service("b"))
     with node.running() as daemon:
-        before = comes_to_publish(lab.node, "a", "b")
+        before = publishes(daemon, "a", "b")
         there = handles(lab.node)
         node.save("a.yaml", BAD)
-        assert eventually(lambda: bool(daemon.status()["problems"]))
+        assert daemon.applied()
+        assert daemon.status()["problems"]
         assert handles(lab.node) == there
     forget(node)
     with node.running() as daemon:
@@ -222,16 +229,16 @@ def test_a_bad_manifest_keeps_what_it_published(
         node.remove("b.yaml")
         # Where nothing tells what was in the bad file, b may have been, too.
         left = ("a", "c") if forget is forget_nothing else ("a", "b", "c")
-        after = comes_to_publish(lab.node, *left)
+        after = publishes(daemon, *left)
         assert after["a"] == before["a"]
         node.save("z.yaml", service("z", at=30100))  # nobody gets what is still in use
-        reasons = comes_to_refuse(daemon, "z")
+        reasons = refuses(daemon, "z")
         assert "30100" in reasons["z"]
         assert given(lab.node) == after
         node.save("a.yaml", service("a", at=30101))
         expected = {"a": PortRange(30101, 30101), "c": after["c"], "z": PortRange(30100, 30100)}
-        assert eventually(lambda: given(lab.node) == expected), given(lab.node)
-        assert daemon.is_in("in sync", SELF)
+        assert published(daemon) == expected
+        assert daemon.standing(SELF)["state"] == "in sync"
 
 
 def test_endpoints_of_an_invalid_manifest_without_a_last_valid_version_stay(
@@ -240,8 +247,8 @@ def test_endpoints_of_an_invalid_manifest_without_a_last_valid_version_stay(
     """As where the state could not be written: nothing tells any more what the file declared."""
     node.save("a.yaml", service("a", 5000, count=5))
     good = (node.manifests / "vm.yaml").read_text()
-    with node.running():
-        comes_to_publish(lab.node, "a")
+    with node.running() as daemon:
+        publishes(daemon, "a")
     there, inner = handles(lab.node), handles(lab.vms[0].pod)
     shutil.rmtree(node.state / "last-good")
     node.save("vm.yaml", "kind: VirtualMachine\nmetadata: [")
@@ -259,14 +266,15 @@ def test_endpoints_of_an_invalid_manifest_without_a_last_valid_version_stay(
         assert daemon.metric("namespaces", state="unmanaged") >= 1
         node.save("b.yaml", service("b", 80))  # nobody knows what is behind it
         node.save("a.yaml", service("a", 5000, count=5, more="sessionAffinity: None"))
-        assert eventually(lambda: "nothing is behind it yet" in str(daemon.standing(SELF)["notes"]))
+        assert daemon.applied()
+        assert "nothing is behind it yet" in str(daemon.standing(SELF)["notes"])
         assert handles(lab.node) == there
         node.save("vm.yaml", good)
-        comes_to_publish(lab.node, "a", "b")
-        assert daemon.is_in("in sync", SELF)
+        publishes(daemon, "a", "b")
+        assert daemon.standing(SELF)["state"] == "in sync"
         assert there <= handles(lab.node)
         node.remove("vm.yaml")
-        assert eventually(lambda: not given(lab.node))
+        assert not published(daemon)
 
 
 # ---------------------------------------------------------------------------------------- by hand
@@ -277,8 +285,8 @@ def test_a_node_whose_only_service_is_invalid_and_forgotten_is_unmanaged(
     node: Node, lab: Net, forget: Callable[[Node], None]
 ) -> None:
     node.save("a.yaml", service("a"))
-    with node.running():
-        comes_to_publish(lab.node, "a")
+    with node.running() as daemon:
+        publishes(daemon, "a")
         there = handles(lab.node)
     forget(node)
     node.save("a.yaml", BAD)
@@ -289,7 +297,8 @@ def test_a_node_whose_only_service_is_invalid_and_forgotten_is_unmanaged(
         assert "no valid manifest declares them" in daemon.standing(place)["why"]
         assert handles(lab.node) == there
         node.save("a.yaml", service("a"))
-        assert daemon.is_in("in sync", SELF)
+        assert daemon.applied()
+        assert daemon.standing(SELF)["state"] == "in sync"
         assert handles(lab.node) == there
 
 
@@ -304,7 +313,7 @@ def test_a_daemon_without_services_leaves_the_node_alone(node: Node, lab: Net) -
         assert not daemon.standing(SELF)
         # With one, all of the table is the daemon's, as in any namespace.
         node.save("a.yaml", service("a"))
-        comes_to_publish(lab.node, "a")
+        publishes(daemon, "a")
 
 
 def test_what_was_given_by_hand_stays_when_the_daemon_takes_over(node: Node, lab: Net) -> None:

@@ -169,7 +169,8 @@ class Deployed:
         network = f"--network=ns:/run/netns/{self.home}"
         args = self.spec["containers"][0]["args"]
         with self.podman.running(*words, network, IMAGE, *args, log=log) as child:
-            yield Running(child, self.home, log, self.places.get("manifests", self._folder))
+            manifests = self.places.get("manifests", self._folder)
+            yield Running(child, self.home, log, lambda: manifests)
 
 
 @pytest.fixture
