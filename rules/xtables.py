@@ -51,10 +51,6 @@ __all__ = [
     "table",
 ]
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 JUMP_COMMENT = "portranger"
 
 Step = list[object]
@@ -89,7 +85,7 @@ def steps(plan: Plan, family: Family) -> list[Step]:
     other in one table is one commit."""
     if plan.table is Table.DELETE:
         return [["drop"]]
-    return [_step(edit) for _, turn in _commits(_turns(plan, family)) for edit in turn]
+    return [_step(edit) for _, turn in _turns(plan, family) for edit in turn]
 
 
 def _step(edit: Edit) -> Step:
@@ -105,25 +101,17 @@ def _step(edit: Edit) -> Step:
             return ["insert", *spot(rule.chain).split(), place, encode(rule)]
 
 
-def _commits(turns: "Sequence[tuple[str, list[Any]]]") -> "list[tuple[str, list[Any]]]":
-    """Those turns that do something. Where nothing is translated otherwise, each filter changes at
-    once: its first turn and its last are one."""
-    if any(edits for one, edits in turns if one == NAT):
-        return [(one, edits) for one, edits in turns if edits]
-    merged: dict[str, list[Any]] = {}
-    for one, edits in turns:
-        merged.setdefault(one, []).extend(edits)
-    return [(one, edits) for one, edits in merged.items() if edits]
-
-
 def _turns(plan: Plan, family: Family) -> list[tuple[str, list[Edit]]]:
-    """What is done in the tables of the filters, then in nat, and then in the filters again.
+    """What is done in the tables of the filters, then in nat, and then in the filters again. What
+    follows on each other in one table is one commit, also where nothing is done in between.
 
     A commit is for one table, so between two of them packets meet the one as it will be and the
     other as it was. What lets nobody new in comes first, and what lets in comes last: a port that
     is translated only now meets filters that are closed already, and one that is translated no
-    longer is gone before they open. Who is let in before and after is let in all the time. Flows
-    that are open lose no packet: what resumes them comes first and goes last.
+    longer is gone before they open; and what one guest sends to another passes no filter as it
+    will be and another as it was, neither of which would have been enough. Who is let in before and
+    after is let in all the time. Flows that are open lose no packet: what resumes them comes first
+    and goes last.
     """
     gone = [old for old in _gone(plan) if _family(old) is family]
     new = [rule for rule in _written(plan) if rule.family is family]
@@ -131,7 +119,7 @@ def _turns(plan: Plan, family: Family) -> list[tuple[str, list[Edit]]]:
     stay = [live for live in plan.unchanged if live.rule.family is family]
     rows = _rows((*stay, *gone))
     meant = Between()
-    if _translates(plan):
+    if len(_tables(plan)) > 1:
         olds = [old.rule for old in gone if isinstance(old, Live)]
         meant = between([live.rule for live in stay], olds, new)
 
@@ -159,12 +147,10 @@ def _turns(plan: Plan, family: Family) -> list[tuple[str, list[Edit]]]:
     ]
 
 
-def _translates(plan: Plan) -> bool:
-    """Whether more than filters change."""
+def _tables(plan: Plan) -> set[str]:
+    """Those that change."""
     chains = {*plan.chains, *(rule.chain for rule in _written(plan))}
-    return any(table(chain) == NAT for chain in chains) or any(
-        _table(old) == NAT for old in _gone(plan)
-    )
+    return {*map(table, chains), *map(_table, _gone(plan))}
 
 
 def _goes_last(old: Old, meant: Between) -> bool:
@@ -303,20 +289,20 @@ def _flat(plan: Plan) -> Plan:
 
 def _changing(plan: Plan) -> list[tuple[str, list[str]]]:
     """The lines for each commit."""
-    turns = {family: _turns(plan, family) for family in Family}
-    lines = [
-        (
-            one,
-            [
-                f"{FLAGS[family]} {line}"
-                for family in Family
-                for edit in turns[family][number][1]
-                for line in _lines(plan, family, edit)
-            ],
-        )
-        for number, (one, _) in enumerate(turns[Family.IP])
-    ]
-    return _commits(lines)
+    commits: list[tuple[str, list[str]]] = []
+    for turns in zip(*(_turns(plan, family) for family in Family), strict=True):
+        lines = [
+            f"{FLAGS[family]} {line}"
+            for family, (_, edits) in zip(Family, turns, strict=True)
+            for edit in edits
+            for line in _lines(plan, family, edit)
+        ]
+        one = turns[0][0]
+        if lines and commits and commits[-1][0] == one:
+            commits[-1][1].extend(lines)
+        elif lines:
+            commits.append((one, lines))
+    return commits
 
 
 def _lines(plan: Plan, family: Family, edit: Edit) -> Iterator[str]:

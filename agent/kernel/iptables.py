@@ -80,8 +80,8 @@ class Iptables:
         return self._seen
 
     def commit(self, plan: Plan) -> None:
-        """Carry out the plan: one atomic replace per family, or up to five where filters
-        change with the translations. Whether the plan still fits is asked for both families before
+        """Carry out the plan: one atomic replace per family, or up to five where several
+        tables change. Whether the plan still fits is asked for both families before
         the first is changed."""
         if not self._fits(plan):
             raise Stale("a rule went or moved while we looked at it", "Try again")
