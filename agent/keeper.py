@@ -210,7 +210,7 @@ class Keeper:
             kept.heard = [*kept.heard[-MOST_CULPRITS:], (generation, culprit)]
             if kept.work is None:
                 self._take_heard(kept)
-            elif not self._workqueue.has(culprit[1]):  # else its end tells whether that was its own
+            elif not self._workqueue.threads.include(*culprit):  # else the end of the look tells
                 kept.culprits = [*kept.culprits[-MOST_CULPRITS:], culprit]
 
     def _take_heard(self, kept: Kept) -> None:
@@ -220,7 +220,7 @@ class Keeper:
             known = kept.proven.generation if kept.proven else None
             if known is not None and (known.number - generation) % (2 * HALF) < HALF:
                 continue  # we have looked since
-            if not self._workqueue.has(culprit[1]):
+            if not self._workqueue.threads.include(*culprit):
                 kept.culprits = [*kept.culprits[-MOST_CULPRITS:], culprit]
             if not kept.look:  # else who never rests could put off our look for ever
                 kept.looks = kept.looks.struck(self._clock())

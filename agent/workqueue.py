@@ -10,11 +10,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 MOST_THREADS = 256  # that are at work or blocked
 MOST_IDLE = 2
+INITIAL_PIDS = "pid:[4026531836]"  # the same in every kernel
 
 Result = TypeVar("Result")
 
@@ -54,16 +56,44 @@ class Work(Generic[Result]):
             self._error = None  # which refers to frames, and these to this
 
 
+class OwnThreads:
+    """Tells which of the kernel's events are about commits of our own threads.
+
+    An event has the number that the thread has in the initial pid namespace. In a container, which
+    has its own, a thread cannot learn that number and is known by its name. Another process of
+    that name is taken for ours then.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._numbered = str(Path("/proc/self/ns/pid").readlink()) == INITIAL_PIDS
+        self._numbers: deque[int] = deque(maxlen=most)  # also of some that ended
+        self._names = {thread_name()}
+
+    def add_current(self) -> None:
+        self._numbers.append(threading.get_native_id())
+        self._names.add(thread_name())
+
+    def include(self, name: str, number: int) -> bool:
+        """Return whether the thread that an event names so is one of them."""
+        if self._numbered:
+            return number == os.getpid() or number in self._numbers
+        return name in self._names
+
+
+def thread_name() -> str:
+    return Path("/proc/thread-self/comm").read_text(errors="replace").removesuffix("\n")
+
+
 class Inline:
     """Runs each task at once, in the thread that asks: for a keeper without a main loop."""
+
+    def __init__(self) -> None:
+        self.threads = OwnThreads(0)
 
     def start(self, task: Callable[[], Result]) -> Work[Result] | None:
         work = Work(task)
         work.run()
         return work
-
-    def has(self, thread: int) -> bool:
-        return thread == os.getpid()
 
 
 class Workqueue:
@@ -71,11 +101,11 @@ class Workqueue:
     it was last drained."""
 
     def __init__(self, most: int = MOST_THREADS) -> None:
+        self.threads = OwnThreads(2 * most)
         self._most = most
         self._lock = threading.Lock()
         self._idle: list[SimpleQueue[Work[object]]] = []
         self._threads = 0
-        self._numbers: deque[int] = deque(maxlen=2 * most)  # of threads, also of some that ended
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def fileno(self) -> int:
@@ -105,12 +135,8 @@ class Workqueue:
             return None
         return work
 
-    def has(self, thread: int) -> bool:
-        """Whether it is one of ours: events of the kernel name the thread that committed."""
-        return thread == os.getpid() or thread in self._numbers
-
     def _serve(self, tasks: "SimpleQueue[Work[object]]") -> None:
-        self._numbers.append(threading.get_native_id())
+        self.threads.add_current()
         while True:
             tasks.get().run()
             with suppress(OSError):  # the counter is full: then it is readable anyway

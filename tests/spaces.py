@@ -26,6 +26,7 @@ from agent.kernel.iptables import Iptables, Workers
 from agent.kernel.live import LiveKernel
 from agent.kernel.netns import inside, opened
 from agent.reconcile import converge
+from agent.workqueue import INITIAL_PIDS
 from rules.desired import desire
 from rules.model import (
     Claim,
@@ -341,6 +342,11 @@ def process(*words: str, netns: str = "") -> Iterator[subprocess.Popen[bytes]]:
 def home() -> str:
     """The namespace this thread is in."""
     return str(Path("/proc/thread-self/ns/net").readlink())
+
+
+def has_initial_pids() -> bool:
+    """Return whether processes have the numbers here that the kernel's events tell."""
+    return str(Path("/proc/self/ns/pid").readlink()) == INITIAL_PIDS
 
 
 LOOPBACK = (IPv4Address("127.0.0.1"), IPv6Address("::1"))

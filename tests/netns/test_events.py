@@ -35,10 +35,21 @@ from agent.kernel.events import (
 )
 from agent.kernel.netlink import HEADER, ask, attribute
 from agent.kernel.netns import inside, opened
-from tests.spaces import PATIENCE, ROOT, eventually, ip, nft, process, run, space, unused_name
+from tests.spaces import (
+    PATIENCE,
+    ROOT,
+    eventually,
+    has_initial_pids,
+    ip,
+    nft,
+    process,
+    run,
+    space,
+    unused_name,
+)
+from tests.spaces import pod as pod_with_links
 
 GETGEN = (10 << 8) | 16
-INITIAL_PIDS = "pid:[4026531836]"  # the same in every kernel
 
 
 @contextmanager
@@ -123,10 +134,39 @@ def test_a_commit_is_told_with_its_namespace_generation_and_writer(
     assert isinstance(moved, Moved)
     assert (moved.nsid, moved.generation) == (numbered(events, pod), generation(pod))
     assert moved.process == "nft"
-    if str(Path("/proc/self/ns/pid").readlink()) == INITIAL_PIDS:
-        assert moved.pid == child.pid
-    else:
-        assert moved.pid > 0
+    assert moved.pid == child.pid if has_initial_pids() else moved.pid > 0
+
+
+IN_A_CONTAINER = """
+import sys
+from agent.kernel.events import Moved
+from agent.workqueue import Workqueue
+from tests.netns.test_events import listening, numbered
+from tests.spaces import applied, nft, vm
+
+node, pod = sys.argv[1:]
+queue = Workqueue()
+with listening(node) as events:
+    numbered(events, pod)
+    work = queue.start(lambda: applied(pod, vm("desktop", "22"), backend="nftables"))
+    assert work.wait(60)
+    work.result()
+    [ours] = {(one.process, one.pid) for one in events.read() if isinstance(one, Moved)}
+    nft(pod, "add table ip x")
+    [theirs] = {(one.process, one.pid) for one in events.read()}
+    assert queue.threads.include(*ours), ours
+    assert not queue.threads.include(*theirs), theirs
+"""
+
+
+@pytest.mark.parametrize(
+    "apart", [(), ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")]
+)
+def test_a_commit_of_our_own_threads_is_known_also_in_a_container(
+    node: str, apart: tuple[str, ...]
+) -> None:
+    with pod_with_links() as pod:
+        run(*apart, sys.executable, "-c", IN_A_CONTAINER, node, pod)
 
 
 def test_every_commit_is_told(events: Events, pod: str) -> None:

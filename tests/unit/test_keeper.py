@@ -40,7 +40,7 @@ from agent.sources.boundary import sound
 from agent.sources.meaning import Meaning
 from agent.sources.store import Store
 from agent.status import Standing, State, Status
-from agent.workqueue import Inline, Work
+from agent.workqueue import Inline, Work, thread_name
 from rules.fences import Laws, fenced
 from rules.model import NODE, POLICED, Chain, Foreign, Machine, Observed, Rule, Surroundings
 from rules.node_ports import Bands
@@ -331,6 +331,7 @@ class Blocked(Inline):
     """Some namespaces keep us waiting until they are let go."""
 
     def __init__(self, house: House) -> None:
+        super().__init__()
         self.held: list[Work[Any]] = []
         self.holds: set[str] = set()
         self._house = house
@@ -406,7 +407,7 @@ def test_the_event_of_our_own_commit_is_none_while_the_look_is_not_done(house: H
     blocked.holds = {"blue"}
     house.want(vm("tcp 23"), vm(netns="red"))
     blocked.let_go()
-    house.keeper.moved(house["blue"].nsid, house["blue"].made, ("portranger", os.getpid()))
+    house.keeper.moved(house["blue"].nsid, house["blue"].made, (thread_name(), os.getpid()))
     house.work()
     assert house.ports("blue") == {"23"}
     house.now += LONGEST_REST
@@ -755,7 +756,7 @@ def test_our_own_pid_is_no_culprit() -> None:
     house = House("blue")
     house.want(vm())
     house["blue"].stir(flush)
-    house.keeper.moved(house["blue"].nsid, house["blue"].made, ("portranger", os.getpid()))
+    house.keeper.moved(house["blue"].nsid, house["blue"].made, (thread_name(), os.getpid()))
     house.work()
     drift = house.standing("blue").drift
     assert drift is not None
