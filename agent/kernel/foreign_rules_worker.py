@@ -9,6 +9,7 @@ import pickle
 import resource
 import socket
 import sys
+from pathlib import Path
 
 from agent.kernel.foreign_filters import filters
 from agent.kernel.translations import translations
@@ -17,7 +18,7 @@ from agent.kernel.worker import Json, serve
 NAT, FILTERS = "nat", "filters"
 READERS = {NAT: translations, FILTERS: filters}
 MEMORY = 400 << 20  # bytes of addresses; 100,000 rules take 100 MiB
-LARGE = 64 << 10  # kibibytes in use, after which the memory is given back, by ending
+LARGE = 64 << 20  # bytes in use, after which the memory is given back, by ending
 
 
 def answer(question: Json) -> Json:
@@ -27,8 +28,12 @@ def answer(question: Json) -> Json:
 
 
 def let_go() -> None:
-    """End where much was read: it is started again when it is needed."""
-    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > LARGE:
+    """End where much was read: it is started again when it is needed.
+
+    The peak of getrusage will not do: it begins with that of the process that started this one.
+    """
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    if pages * resource.getpagesize() > LARGE:
         sys.exit()
 
 

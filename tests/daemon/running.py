@@ -78,6 +78,12 @@ class Running:
     def alive(self) -> bool:
         return self.process.poll() is None
 
+    def workers(self, module: str = "") -> list[int]:
+        """Return the pids of its workers, or of those that run that module."""
+        children = Path(f"/proc/{self.pid}/task").glob("*/children")
+        found = [pid for one in children for pid in _text(one).split()]
+        return [int(pid) for pid in found if module in _text(Path("/proc", pid, "cmdline"))]
+
     # ------------------------------------------------------------------------ what it says
 
     def said(self, event: str = "", **fields: object) -> list[Json]:
@@ -213,6 +219,14 @@ class Running:
         """As nobody should."""
         self.process.kill()
         self.process.wait(PATIENCE)
+
+
+def _text(path: Path) -> str:
+    """Return what a file of a thread or process says; nothing if that has ended meanwhile."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 STEM = """

@@ -19,7 +19,7 @@ from agent.kernel.lab import GUEST, POD, Lab
 from agent.kernel.netns import inside, opened
 from agent.kernel.probe import asks, connected, echoing
 from rules.model import Family, Protocol
-from tests.daemon.running import PATIENCE, Node, Running, comes_to_forward, forwarded
+from tests.daemon.running import PATIENCE, Node, comes_to_forward, forwarded
 from tests.netns.test_forgetting import fill, tracked
 from tests.spaces import ROOT, eventually, lab, manifest, nft, run
 
@@ -217,13 +217,6 @@ def test_another_namespace_is_repaired_while_flows_are_forgotten(
         assert eventually(lambda: daemon.metric("conntrack_forgotten_total") >= MANY, PATIENCE)
 
 
-def workers(daemon: Running) -> list[int]:
-    """The processes that walk conntrack for it."""
-    children = Path(f"/proc/{daemon.pid}/task").glob("*/children")
-    found = [int(pid) for one in children for pid in one.read_text().split()]
-    return [pid for pid in found if b"flush_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
 def test_all_flows_are_forgotten_although_the_worker_is_killed(node: Node, wired: Lab) -> None:
     node.save("a.yaml", manifest(wired.pod, "1000-2000,7000-7010"))
     with (
@@ -234,13 +227,13 @@ def test_all_flows_are_forgotten_although_the_worker_is_killed(node: Node, wired
     ):
         fill(netlink, MANY, CLOSED, to=HERE, answerer=GUEST[0].ip)
         node.save("a.yaml", manifest(wired.pod, "1000-2000"))
-        assert eventually(lambda: bool(workers(daemon)))
+        assert eventually(lambda: bool(daemon.workers("flush_worker")))
         assert eventually(lambda: count(wired.pod) < MANY, PATIENCE)
-        (worker,) = workers(daemon)
+        (worker,) = daemon.workers("flush_worker")
         os.kill(worker, signal.SIGKILL)
         assert count(wired.pod) > MANY // 4, "it was killed too late"
         assert eventually(lambda: count(wired.pod) < MANY // 100, PATIENCE)
-        assert eventually(lambda: workers(daemon) not in ([], [worker]))
+        assert eventually(lambda: daemon.workers("flush_worker") not in ([], [worker]))
         assert eventually(lambda: daemon.metric("conntrack_unflushed") == 0)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -265,22 +266,18 @@ def test_the_daemon_with_the_legacy_tables(node: Node, blue: str) -> None:
         assert daemon.standing(blue)["backend"] == "iptables"
         node.save("a.yaml", manifest(blue, "23"))
         assert comes_to_forward(blue, "tcp 23")
-        workers = children(daemon.pid)
+        workers = daemon.workers()
         assert workers
         daemon.kill()
         assert eventually(lambda: not any(map(is_running, workers)))
         with node.running() as again:
-            workers = children(again.pid)
+            workers = again.workers()
             again.stop()
             assert eventually(lambda: not any(map(is_running, workers)))
 
 
-def children(pid: int) -> list[int]:
-    return [int(word) for word in run("ps", "-o", "pid=", "--ppid", str(pid)).stdout.split()]
-
-
 def is_running(pid: int) -> bool:
-    return bool(run("ps", "-o", "pid=", "-p", str(pid), code=None).stdout.strip())
+    return Path(f"/proc/{pid}").exists()
 
 
 def test_pods_are_told_apart_in_drift(node: Node, blue: str) -> None:

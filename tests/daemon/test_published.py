@@ -62,12 +62,6 @@ table ip theirs {
 """
 
 
-def readers(daemon: Running) -> list[int]:
-    """The workers that read rules of others."""
-    found = run("ps", "-o", "pid=,args=", "--ppid", str(daemon.pid)).stdout.splitlines()
-    return [int(line.split()[0]) for line in found if "foreign_rules_worker" in line]
-
-
 def test_neither_what_is_new_nor_a_stop_waits_for_a_look_at_the_node_that_takes_long(
     node: Node, lab: Net
 ) -> None:
@@ -75,7 +69,7 @@ def test_neither_what_is_new_nor_a_stop_waits_for_a_look_at_the_node_that_takes_
     node.save("a.yaml", service("a", at=30080))
     with node.running() as daemon:
         publishes(daemon, "a")
-        [reader] = readers(daemon)
+        [reader] = daemon.workers("foreign_rules_worker")
         os.kill(reader, signal.SIGSTOP)
         nft(lab.node, "add rule ip theirs pre tcp dport 31001 dnat to 10.0.0.1")
         node.save("b.yaml", service("b", 443, at=30443))  # whose port others may translate

@@ -124,6 +124,24 @@ def test_many_foreign_rules_cost_this_process_little(netns: str, asked: list[str
     assert own < worker / 10, f"{own:.2f} s, and {worker:.2f} s in the worker"
 
 
+def test_a_worker_that_read_little_stays_however_much_memory_its_master_uses(netns: str) -> None:
+    nft(netns, f"{BASE}\n{rule(80)}")
+    large = bytearray(os.urandom(1 << 20) * 100)
+    with node(netns) as kernel:
+        assert told(kernel) == ["tcp 80"]
+        worker = worker_of(kernel)
+        nft(netns, rule(81))
+        assert told(kernel) == ["tcp 80", "tcp 81"]
+        assert worker_of(kernel) == worker
+    assert large
+
+
+def worker_of(kernel: LiveKernel) -> int:
+    process = kernel._workers.foreign._worker._process
+    assert process is not None
+    return process.pid
+
+
 def test_foreign_nat_that_takes_too_much_to_read_cannot_be_read(
     netns: str, asked: list[str]
 ) -> None:
